@@ -1,0 +1,1 @@
+"""Algorithms by field, each usable alone: no Prefect, DVC, MLflow or Ray in here."""

@@ -1,0 +1,1 @@
+"""How a stage runs: parameters, DVC, Prefect, MLflow, Ray, claims and reports. Knows no paper by name."""
