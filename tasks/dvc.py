@@ -53,6 +53,16 @@ def open_repo(project: Project) -> Any:
         raise UserError(f"{project.root} has no .dvc folder: run `dvc init` there, or clone the project anew") from None
 
 
+@contextlib.contextmanager
+def opened(project: Project) -> Iterator[Any]:
+    """DVC's repository, closed at the end."""
+    repo = open_repo(project)
+    try:
+        yield repo
+    finally:
+        repo.close()
+
+
 def _quiet() -> None:
     # DVC speaks of what it does through its logger; the runs' own lines say it better.
     logging.getLogger("dvc").setLevel(logging.ERROR)
@@ -64,9 +74,8 @@ def _address(path: Path, stage: str) -> str:
     return f"{path}:{stage}"
 
 
-def changes(project: Project, slug: str, repo: Any = None) -> dict[str, list[str]]:
+def changes(project: Project, slug: str, repo: Any) -> dict[str, list[str]]:
     """For each stage of a paper what has changed since it was last reproduced; an empty list: nothing."""
-    repo = repo or open_repo(project)
     found: dict[str, list[str]] = {}
     with _readable(project):
         for stage in STAGES:
@@ -244,11 +253,8 @@ def pin_asset(project: Project, name: str) -> None:
     """Put `data/<name>` under DVC: a file `data/<name>.dvc` beside it holds its hash.
 
     One file per asset: with a single one for the whole folder, DVC would record a partly fetched folder as the new truth."""
-    repo = open_repo(project)
-    try:
+    with opened(project) as repo:
         repo.add([str(project.asset(name))])
-    finally:
-        repo.close()
 
 
 def rwlock_problem(project: Project) -> str | None:
