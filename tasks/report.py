@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks import report_templates
-from tasks.claims import FAILS, HOLDS, VERDICTS, Metrics, Verdict, measured_text, number, verdicts
+from tasks.claims import FAILS, HOLDS, VERDICTS, Metrics, Verdict, measured_text, measured_value, number, verdicts
 
 if TYPE_CHECKING:
     import jinja2
@@ -245,20 +245,31 @@ class Report:
     def _html(self) -> str:
         blocks = self._all_blocks()
         sections = [(block.anchor, block.title) for block in blocks if isinstance(block, _Section)]
-        return environment().get_template("report").render(
-            paper=self.paper,
-            arxiv=_arxiv(self.paper.arxiv),
-            numbers=count_verdicts(self.verdicts),
-            claims=[(entry, _glyph(entry)) for entry in self.verdicts],
-            contents=[("claims", "Claims and verdicts"), *sections, ("reproduce", "Reproduce")],
-            blocks=blocks,
+        return (
+            environment()
+            .get_template("report")
+            .render(
+                paper=self.paper,
+                arxiv=_arxiv(self.paper.arxiv),
+                numbers=count_verdicts(self.verdicts),
+                claims=[(entry, _glyph(entry)) for entry in self.verdicts],
+                contents=[("claims", "Claims and verdicts"), *sections, ("reproduce", "Reproduce")],
+                blocks=blocks,
+            )
         )
 
     def _markdown(self) -> str:
         paper, arxiv = self.paper, _arxiv(self.paper.arxiv)
         source = f"[arXiv {arxiv}](https://arxiv.org/abs/{arxiv})" if arxiv else escape_markdown(paper.arxiv)
-        about = " · ".join(part for part in (escape_markdown(paper.authors), "ICML 2026", source, escape_markdown(paper.field)) if part)
-        parts = [f"# {escape_markdown(paper.title)}", about, f"**{verdict_counts_text(self.verdicts)}**", escape_markdown(paper.summary)]
+        about = " · ".join(
+            part for part in (escape_markdown(paper.authors), "ICML 2026", source, escape_markdown(paper.field)) if part
+        )
+        parts = [
+            f"# {escape_markdown(paper.title)}",
+            about,
+            f"**{verdict_counts_text(self.verdicts)}**",
+            escape_markdown(paper.summary),
+        ]
         rows = [
             (f"**{escape_markdown(e['id'])}** {escape_markdown(e['statement'])}", escape_markdown(e["paper"]),
              escape_markdown(measured_text(e)), verdict_text(e["verdict"]))
@@ -308,7 +319,9 @@ def environment() -> jinja2.Environment:
         loader=pages, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     found.globals["style"] = Markup(report_templates.STYLE)  # our own style sheet, a constant
-    found.filters.update(css=lambda verdict: _CLASSES.get(verdict, "open"), symbol=symbol, measured=measured_text)
+    found.filters.update(
+        css=lambda verdict: _CLASSES.get(verdict, "open"), symbol=symbol, measured=measured_text, measured_value=measured_value
+    )
     return found
 
 
@@ -336,8 +349,9 @@ def verdict_counts_text(entries: Iterable[Verdict]) -> str:
 def escape_markdown(text: str) -> str:
     """Plain text as Markdown that shows exactly this text, on one line: for headings, table cells and captions."""
     text = " ".join(str(text).split())
-    text = re.sub(r"([\\`*_\[\]|~#$])", r"\\\1", text.replace("&", "&amp;")).replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"^([-+]|\d+[.)])(?=\s)", lambda found: found[0][:-1] + "\\" + found[0][-1], text)
+    text = text.replace("&", "&amp;").replace("<", "&lt;")
+    text = re.sub(r"[\\`*_|~$]|\](?=[(\[:])", r"\\\g<0>", text)  # a bracket matters only before what makes it a link
+    return re.sub(r"^(#+|[-+>=]|\d+[.)])(?=\s|$)", lambda found: found[0][:-1] + "\\" + found[0][-1], text)
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[bool] = ()) -> str:
@@ -367,14 +381,18 @@ def _render_markdown(markdown: str) -> tuple[Any, str]:
     for found in {token.content for token in flat if token.type in ("html_block", "html_inline")}:
         source = source.replace(found, found.replace("<", "&lt;"))
     html = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
-    return Markup(html.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")), source
+    return Markup(
+        html.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")
+    ), source
 
 
 def _png(fig: Figure, name: str) -> bytes:
     """The figure as PNG without metadata (matplotlib would write its version), at the best resolution that fits the limit."""
     for dpi in _RESOLUTIONS:
         stream = io.BytesIO()
-        fig.savefig(stream, format="png", dpi=dpi, facecolor="white", metadata={"Software": None}, pil_kwargs={"optimize": True})
+        fig.savefig(
+            stream, format="png", dpi=dpi, facecolor="white", metadata={"Software": None}, pil_kwargs={"optimize": True}
+        )
         if stream.tell() <= FIGURE_LIMIT:
             return stream.getvalue()
     raise ValueError(

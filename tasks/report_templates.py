@@ -4,6 +4,8 @@ They stand in a module rather than in data files so that DVC, which follows a st
 Every value is escaped by jinja2's autoescape; only text that `markdown-it` rendered with HTML disabled is marked as safe.
 """
 
+# ruff: noqa: E501 - markup and declarations read better on one line
+
 STYLE = """
 :root { color-scheme: light dark; --page: #fcfcfb; --card: #ffffff; --ink: #1c1f23; --soft: #565e68; --line: #dfe2e6; --fill: #f2f3f5;
   --link: #005a8f; --holds: #005f99; --holds-fill: #e3f0f9; --fails: #a83d00; --fails-fill: #fcebe1; --open: #565e68; --open-fill: #eceef0; }
@@ -35,9 +37,9 @@ nav { font-size: .93rem; color: var(--soft); margin: 1.6rem 0 0; } nav a { margi
 .claim { background: var(--card); border: 1px solid var(--line); border-left: 4px solid var(--edge); border-radius: 8px; padding: 1rem 1.2rem 1.05rem;
   overflow-wrap: anywhere; }
 .claim.is-holds { --edge: var(--holds); } .claim.is-fails { --edge: var(--fails); } .claim.is-open { --edge: var(--open); }
-.claim header { display: flex; flex-wrap: wrap; justify-content: space-between; gap: .4rem 1rem; align-items: baseline; }
-.claim .id { font-weight: 700; font-variant-numeric: tabular-nums; }
-.claim .statement { margin: .35rem 0 .8rem; font-size: 1.06rem; }
+.claim header { display: flex; justify-content: space-between; gap: .4rem 1.2rem; align-items: baseline; margin-bottom: .8rem; }
+.claim .id { color: var(--soft); font-variant-numeric: tabular-nums; margin-right: .3em; }
+.claim .statement { margin: 0; font-size: 1.08rem; font-weight: 600; line-height: 1.4; }
 .claim dl { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: .8rem 1.6rem; margin: 0; font-size: .95rem; }
 .claim dt { color: var(--soft); font-size: .82rem; } .claim dd { margin: 0; } .claim .wide { grid-column: 1 / -1; }
 .claim .value { font-size: 1.12rem; font-weight: 600; font-variant-numeric: tabular-nums; }
@@ -61,6 +63,7 @@ footer { margin-top: 3.5rem; padding-top: 1rem; border-top: 1px solid var(--line
 .ledger .paper { font-size: 1rem; font-weight: 600; padding-top: 1.3rem; line-height: 1.35; } .ledger .paper small { font-weight: 400; color: var(--soft); }
 @media (max-width: 40rem) {
   main { padding: 1.6rem 1rem 3rem; } body { font-size: 1rem; } .claim { padding: .85rem .95rem; } .claim dl { grid-template-columns: minmax(0, 1fr); }
+  .claim header { flex-direction: column-reverse; }
   .ledger thead { display: none; } .ledger, .ledger tbody, .ledger tr, .ledger td, .ledger th { display: block; border: 0; padding: 0; min-width: 0; }
   .ledger tr { border-bottom: 1px solid var(--line); padding: .7rem 0; } .ledger td::before { content: attr(data-label) " "; color: var(--soft); font-size: .82rem; }
   .ledger td.statement::before, .ledger td.outcome::before { content: none; } .ledger td { margin-bottom: .25rem; } .ledger .num { text-align: left; white-space: normal; }
@@ -114,11 +117,11 @@ REPORT = """{% extends "base" %}
 <ul class="claims">
 {% for entry, glyph in claims %}
 <li class="claim is-{{ entry.verdict | css }}">
-<header><span class="id">{{ entry.id }}</span>{{ badge(entry.verdict) }}</header>
-<p class="statement">{{ entry.statement }}</p>
+<header><p class="statement"><span class="id">{{ entry.id }}</span> {{ entry.statement }}</p>{{ badge(entry.verdict) }}</header>
 <dl>
 <div><dt>The paper reports</dt><dd>{{ entry.paper }}</dd></div>
-<div><dt>We measured</dt><dd><span class="value">{{ entry | measured }}</span>
+<div><dt>We measured</dt><dd><span class="value">{{ entry | measured_value }}</span>{% if entry.measured is not none %} {{ entry.unit }}{% endif %}
+
 {% if glyph %}<svg class="interval" viewBox="0 0 300 30" aria-hidden="true" focusable="false"><line class="zero" x1="{{ glyph.zero }}" x2="{{ glyph.zero }}" y1="0" y2="18"/><text x="{{ glyph.zero }}" y="29">0</text><line class="whisker" x1="{{ glyph.low }}" x2="{{ glyph.high }}" y1="9" y2="9"/><line class="whisker" x1="{{ glyph.low }}" x2="{{ glyph.low }}" y1="5" y2="13"/><line class="whisker" x1="{{ glyph.high }}" x2="{{ glyph.high }}" y1="5" y2="13"/><circle cx="{{ glyph.mean }}" cy="9" r="4.5"/></svg>
 {% endif %}</dd></div>
 {% if entry.rule %}<div class="wide"><dt>It holds if</dt><dd>{{ entry.rule }}</dd></div>
