@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
+from tasks.errors import UserError
+
 HOLDS = "holds"
 FAILS = "fails"
 NOT_TESTABLE = "not testable at this scale"
@@ -269,23 +271,26 @@ def verdicts(claims: Iterable[Claim], metrics: Metrics) -> list[Verdict]:
 def validate_claims_file(path: Path) -> list[Verdict]:
     """Read a `claims.json` and return its entries, checked.
 
-    Raises ValueError with one sentence that names the file, the entry and the key, where the file is missing, is not JSON, or
+    Raises UserError with one sentence that names the file, the entry and the key, where the file is missing, is not JSON, or
     does not follow the schema.
     """
     path = Path(path)
     try:
         entries = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
     except FileNotFoundError:
-        raise ValueError(f"{path} does not exist; the report stage of the paper writes it") from None
+        raise UserError(f"{path} does not exist; the report stage of the paper writes it") from None
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as JSON: {error}") from None
+        raise UserError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(entries, list):
-        raise ValueError(f"{path} must hold a list of claims, found {type(entries).__name__}")
+        raise UserError(f"{path} must hold a list of claims, found {type(entries).__name__}")
     for position, entry in enumerate(entries):
         problem = _problem(entry)
         if problem:
-            raise ValueError(f"{path}: entry {position}: {problem}")
-    return _unique_ids(entries, str(path))
+            raise UserError(f"{path}: entry {position}: {problem}")
+    try:
+        return _unique_ids(entries, str(path))
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def number(x: float, *, signed: bool = False) -> str:
@@ -299,14 +304,25 @@ def number(x: float, *, signed: bool = False) -> str:
     return f"{x:{sign}.2f}" if abs(x) >= 0.095 else f"{x:{sign}.3g}"
 
 
-def measured_text(entry: Verdict) -> str:
-    """The measured quantity of an entry of `claims.json` with interval and unit, or a dash where nothing was measured."""
+def measured_value(entry: Verdict) -> str:
+    """The measured quantity of an entry of `claims.json` with its interval, or a dash where nothing was measured.
+
+    All three numbers have the same decimals, enough to tell the ends of the interval apart.
+    """
     if entry["measured"] is None:
         return "–"
-    text = number(entry["measured"])
-    if entry["ci95"] is not None:
-        text += f" [{number(entry['ci95'][0])}, {number(entry['ci95'][1])}]"
-    return f"{text} {entry['unit']}".rstrip()
+    if entry["ci95"] is None:
+        return number(entry["measured"])
+    low, high = entry["ci95"]
+    width = high - low or abs(entry["measured"]) or 1.0
+    decimals = 0 if width >= 1000 else min(12, max(2, 2 - math.ceil(math.log10(width))))
+    mean, low, high = (f"{x:,.{decimals}f}" for x in (entry["measured"], low, high))
+    return f"{mean} [{low}, {high}]"
+
+
+def measured_text(entry: Verdict) -> str:
+    """`measured_value` with the unit."""
+    return measured_value(entry) if entry["measured"] is None else f"{measured_value(entry)} {entry['unit']}".rstrip()
 
 
 _SCHEMA = {

@@ -28,6 +28,7 @@ from tasks.claims import (
     verdicts,
     wilcoxon_greater,
 )
+from tasks.errors import UserError
 
 
 def cell(*values, ci95=None):
@@ -38,7 +39,13 @@ def cell(*values, ci95=None):
 
 
 def claim(rule=None, **changes):
-    given_fields = {"id": "C1", "statement": "better", "paper": "+3.3", "unit": "points", "quantity": ("A - B", "cora/accuracy")}
+    given_fields = {
+        "id": "C1",
+        "statement": "better",
+        "paper": "+3.3",
+        "unit": "points",
+        "quantity": ("A - B", "cora/accuracy"),
+    }
     return Claim(**{**given_fields, "rule": rule or mean_above(0), **changes})
 
 
@@ -280,7 +287,7 @@ def test_a_bad_claims_file_says_what_is_wrong(tmp_path, content, words):
     path = tmp_path / "claims.json"
     if content is not None:
         path.write_text(content if isinstance(content, str) else json.dumps(content))
-    with pytest.raises(ValueError, match=words) as caught:
+    with pytest.raises(UserError, match=words) as caught:
         validate_claims_file(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
@@ -296,6 +303,10 @@ def test_measured_text():
     assert measured_text(entry(measured=1.5, ci95=[0.5, 2.5])) == "1.50 [0.50, 2.50] points"
     assert measured_text(entry(measured=1.5, ci95=None, unit="")) == "1.50"
     assert measured_text(entry(measured=None, ci95=None)) == "–"
+    assert measured_text(entry(measured=-0.23, ci95=[-0.51, 0.04])) == "-0.23 [-0.51, 0.04] points"
+    assert measured_text(entry(measured=0.50004, ci95=[0.5, 0.50008], unit="")) == "0.500040 [0.500000, 0.500080]"
+    assert measured_text(entry(measured=5432.1, ci95=[1000, 9864.2], unit="s")) == "5,432 [1,000, 9,864] s"
+    assert measured_text(entry(measured=0.0, ci95=[0.0, 0.0])) == "0.00 [0.00, 0.00] points"
 
 
 def test_importing_claims_brings_nothing_heavy():
