@@ -137,7 +137,9 @@ def run(
 
 
 @app.command()
-def sync(check: Annotated[bool, typer.Option("--check", help="write nothing; exit with 1 if something is stale")] = False) -> None:
+def sync(
+    check: Annotated[bool, typer.Option("--check", help="write nothing; exit with 1 if something is stale")] = False,
+) -> None:
     """Write each paper's dvc.yaml, and the root's, from the flow packages."""
     from tasks import sync as syncing
 

@@ -86,7 +86,9 @@ def deploy_papers(
         try:
             found = client.read_work_pool(pool)
         except ObjectNotFound:
-            raise UserError(f"there is no work pool {pool!r}: `prefect work-pool create {pool} --type process` makes one") from None
+            raise UserError(
+                f"there is no work pool {pool!r}: `prefect work-pool create {pool} --type process` makes one"
+            ) from None
     if found.type != "process":
         raise UserError(f"the work pool {pool} is of type {found.type}: papers need one of type process")
     for slug, options in chosen.items():

@@ -66,7 +66,7 @@ def _installation(project: Project) -> Iterator[Finding]:
 
 def _papers(project: Project) -> Iterator[Finding]:
     from tasks import assets, sync
-    from tasks.params import read
+    from tasks.settings import read
 
     papers = discover()
     sections = read(project.params)

@@ -241,7 +241,7 @@ def _readable(project: Project) -> Iterator[None]:
 
 def locked_hashes(project: Project, slug: str) -> dict[str, str]:
     """Path -> hash of every output that a paper's dvc.lock records."""
-    from tasks.params import read
+    from tasks.settings import read
 
     lock = project.flow(slug) / "dvc.lock"
     if not lock.is_file():

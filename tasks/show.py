@@ -6,8 +6,8 @@ from collections import Counter
 from tasks import dvc
 from tasks.claims import FAILS, HOLDS, NOT_TESTABLE
 from tasks.paper import STAGES, discover, get
-from tasks.params import profile_of, read
 from tasks.project import Project
+from tasks.settings import profile_of, read
 
 _MARKS = {HOLDS: "[bright_blue]✔ holds[/]", FAILS: "[orange3]✘ fails[/]", NOT_TESTABLE: "[dim]– not testable at this scale[/]"}
 
@@ -81,7 +81,9 @@ def show_paper(project: Project, slug: str) -> None:
     with dvc.opened(project) as repo:
         for stage, state in _states(project, slug, repo).items():
             console.print(f"{stage:9} {'[green]●[/]' if state == 'up to date' else '[yellow]○[/]'} {escape(state)}")
-    console.print(f"\nreport   {project.relative(project.results(slug))}/index.html\nruns     paperflows ui\nagain    paperflows run {slug}")
+    console.print(
+        f"\nreport   {project.relative(project.results(slug))}/index.html\nruns     paperflows ui\nagain    paperflows run {slug}"
+    )
 
 
 def _measured(claim: dict | None) -> str:
