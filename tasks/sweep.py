@@ -300,6 +300,7 @@ def _plot(paper: Paper, trials: list[dict[str, Any]], path: Path) -> None:
     from tasks.report import COLOURS, style
 
     style()
+    colours = list(COLOURS.values())
     space = paper.sweep.space
     figure, axes = plt.subplots(1, len(space), figsize=(3 * len(space), 3), sharey=True, squeeze=False, layout="constrained")
     for axis, (key, place) in zip(axes[0], space.items(), strict=True):
@@ -310,7 +311,7 @@ def _plot(paper: Paper, trials: list[dict[str, Any]], path: Path) -> None:
             if points:
                 x, y = zip(*points, strict=True)
                 shown = [str(v) for v in x] if place.kind == "choice" else x
-                axis.plot(shown, y, marker, color=COLOURS[int(stopped)], label=label)
+                axis.plot(shown, y, marker, color=colours[int(stopped)], label=label)
         if place.kind == "log":
             axis.set_xscale("log")
         axis.set_xlabel(key)
