@@ -53,25 +53,33 @@ def open_repo(project: Project) -> Any:
         raise UserError(f"{project.root} has no .dvc folder: run `dvc init` there, or clone the project anew") from None
 
 
+@contextlib.contextmanager
+def opened(project: Project) -> Iterator[Any]:
+    """DVC's repository, closed at the end."""
+    repo = open_repo(project)
+    try:
+        yield repo
+    finally:
+        repo.close()
+
+
 def _quiet() -> None:
     # DVC speaks of what it does through its logger; the runs' own lines say it better.
     logging.getLogger("dvc").setLevel(logging.ERROR)
 
 
-def _address(project: Project, slug: str, stage: str) -> str:
-    path = project.flow(slug) / "dvc.yaml"
+def _address(path: Path, stage: str) -> str:
     if not path.is_file():
-        raise UserError(f"{project.relative(path)} is missing: run `paperflows sync`")
+        raise UserError(f"{path} is missing: run `paperflows sync`")
     return f"{path}:{stage}"
 
 
-def changes(project: Project, slug: str, repo: Any = None) -> dict[str, list[str]]:
+def changes(project: Project, slug: str, repo: Any) -> dict[str, list[str]]:
     """For each stage of a paper what has changed since it was last reproduced; an empty list: nothing."""
-    repo = repo or open_repo(project)
     found: dict[str, list[str]] = {}
     with _readable(project):
         for stage in STAGES:
-            [loaded] = repo.stage.collect(_address(project, slug, stage))
+            [loaded] = repo.stage.collect(_address(project.flow(slug) / "dvc.yaml", stage))
             with repo.lock:
                 report = loaded.status(check_updates=False)
             found[stage] = sorted(_flat(report))
@@ -98,20 +106,25 @@ def reproduce(project: Project, slug: str, stage: str, *, force: bool = False) -
     if threading.current_thread() is not threading.main_thread():
         return _in_own_process(project, slug, stage, force)
     begin = time.monotonic()
+    state = reproduce_file(project, project.flow(slug) / "dvc.yaml", stage, force=force)
+    return Outcome(stage, state, time.monotonic() - begin)
+
+
+class _PathBusy(Exception):
+    pass
+
+
+def reproduce_file(project: Project, path: Path, stage: str, *, force: bool = False) -> str:
+    """Bring a stage of the dvc.yaml at `path` up to date and say what became of it; waits for what others hold."""
+    begin = time.monotonic()
     while True:
         try:
-            state = _reproduce_once(project, slug, stage, force)
+            return _reproduce_once(project, path, stage, force)
         except _PathBusy as busy:
             # Another run reads or writes what this stage needs; DVC gives up at once, we wait.
             if time.monotonic() - begin > 3600:
                 raise UserError(f"waited an hour for DVC's lock ({busy}); `paperflows doctor` heals a stale one") from None
             time.sleep(0.5)
-        else:
-            return Outcome(stage, state, time.monotonic() - begin)
-
-
-class _PathBusy(Exception):
-    pass
 
 
 def _in_own_process(project: Project, slug: str, stage: str, force: bool) -> Outcome:
@@ -145,29 +158,30 @@ def _main() -> None:
     Path(answer).write_text(json.dumps(said), encoding="utf-8")
 
 
-def _reproduce_once(project: Project, slug: str, stage: str, force: bool) -> str:
+def _reproduce_once(project: Project, path: Path, stage: str, force: bool) -> str:
     from dvc.exceptions import DvcException, ReproductionError
     from dvc.lock import LockError
     from dvc.stage.exceptions import StageCmdFailedError
 
     repo = open_repo(project)
     marker = _ExecutionMarker()
+    name = path.parent.name if path.parent != project.root else "the project"
     try:
         with _readable(project), marker.watching():
-            done = repo.reproduce(_address(project, slug, stage), single_item=True, force=force)
+            done = repo.reproduce(_address(path, stage), single_item=True, force=force)
     except ReproductionError as error:
         cause = error.__cause__
         if isinstance(cause, StageCmdFailedError):
-            raise StageFailed(slug, stage, _code(str(cause))) from None
+            raise StageFailed(name, stage, _code(str(cause))) from None
         if isinstance(cause, LockError):
             raise _PathBusy(str(cause)) from None
         if isinstance(cause, OSError) and not isinstance(cause, DvcException):
-            raise UserError(f"{slug}, {stage}: {cause}") from cause
-        raise UserError(f"{slug}, {stage}: {cause or error}") from error
+            raise UserError(f"{name}, {stage}: {cause}") from cause
+        raise UserError(f"{name}, {stage}: {cause or error}") from error
     except LockError as error:
         raise _PathBusy(str(error)) from None
     except OSError as error:
-        raise UserError(f"{slug}, {stage}: {error}") from error
+        raise UserError(f"{name}, {stage}: {error}") from error
     finally:
         repo.close()
     if not done:
@@ -227,7 +241,7 @@ def _readable(project: Project) -> Iterator[None]:
 
 def locked_hashes(project: Project, slug: str) -> dict[str, str]:
     """Path -> hash of every output that a paper's dvc.lock records."""
-    from tasks.params import read
+    from tasks.settings import read
 
     lock = project.flow(slug) / "dvc.lock"
     if not lock.is_file():
@@ -239,11 +253,8 @@ def pin_asset(project: Project, name: str) -> None:
     """Put `data/<name>` under DVC: a file `data/<name>.dvc` beside it holds its hash.
 
     One file per asset: with a single one for the whole folder, DVC would record a partly fetched folder as the new truth."""
-    repo = open_repo(project)
-    try:
+    with opened(project) as repo:
         repo.add([str(project.asset(name))])
-    finally:
-        repo.close()
 
 
 def rwlock_problem(project: Project) -> str | None:

@@ -12,10 +12,11 @@ HOME_VARIABLE = "PAPERFLOWS_HOME"  # the project that owns the tracking store, w
 TRACK_VARIABLE = "PAPERFLOWS_TRACK"
 WORKERS_VARIABLE = "PAPERFLOWS_WORKERS"
 
-_NO_ANALYTICS = {
+_QUIET = {
     "DO_NOT_TRACK": "1",
-    "DVC_NO_ANALYTICS": "1",
+    "DVC_QUIET": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
@@ -24,7 +25,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 def prepare() -> None:
     """Turn analytics off, and make `python` mean this interpreter in the commands that DVC starts."""
-    for name, value in _NO_ANALYTICS.items():
+    for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     # DVC runs `python -m flows ...` through a shell: without an activated virtual environment `python` is another one.
     here = str(Path(sys.executable).parent)
@@ -43,17 +44,20 @@ def make_deterministic(threads: int) -> None:
 
 
 def seed_everything(seed: int, threads: int) -> None:
-    """Seed python, numpy and torch, and hold torch to deterministic algorithms on `threads` threads."""
+    """Seed python, numpy and torch, and hold torch to deterministic algorithms on `threads` threads.
+
+    A stage that uses torch imports it at the top of its module, so it is loaded by now; one that does not is spared the
+    seconds that its import takes."""
     import random
 
-    import numpy
-    import torch
-
     random.seed(seed)
-    numpy.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+    if "torch" in sys.modules:
+        torch = sys.modules["torch"]
+        torch.manual_seed(seed)
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(True)
 
 
 def tracking_wanted() -> bool:

@@ -1,5 +1,6 @@
 """A paper's Prefect flow, built when first asked for: importing a paper stays cheap."""
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,8 @@ def flow_of(paper: Paper) -> Callable[[str], Any]:
 
     def attribute(name: str) -> Any:
         if name == "flow":
-            from tasks.orchestrate import paper_flow
-
-            return paper_flow(paper.slug)
+            # Imported by name: no stage's output depends on how it is scheduled, so none should be rerun for it.
+            return importlib.import_module("tasks.orchestrate").paper_flow(paper.slug)
         raise AttributeError(f"module 'flows.{paper.slug}' has no attribute {name!r}")
 
     return attribute

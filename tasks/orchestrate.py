@@ -162,11 +162,8 @@ class PapersFailed(Exception):
 
 def up_to_date(place: Project, papers: Sequence[str]) -> bool:
     """Whether nothing of these papers has changed: then no run is needed, and no Prefect server either."""
-    repo = dvc.open_repo(place)
-    try:
+    with dvc.opened(place) as repo:
         return not any(reasons for slug in papers for reasons in dvc.changes(place, slug, repo).values())
-    finally:
-        repo.close()
 
 
 def run(

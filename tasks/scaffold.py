@@ -5,8 +5,8 @@ from pathlib import Path
 from tasks.errors import UserError
 from tasks.files import write_text
 from tasks.paper import STAGES, check_slug
-from tasks.params import read
 from tasks.project import Project
+from tasks.settings import read
 
 _TEMPLATES = Path(__file__).parent / "templates" / "paper"
 

@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks import params as parameters
+from tasks import settings
 from tasks.environment import make_deterministic, seed_everything
 from tasks.errors import Busy, UserError
 from tasks.files import replace_folder, write_json
 from tasks.paper import STAGES, Paper, check_stage, get
+from tasks.params import StageParams
 from tasks.project import Project
 
 METRICS = "metrics.json"
@@ -32,13 +33,13 @@ def run_stage(project: Project, slug: str, stage: str) -> None:
     an unreachable tracking server, and Busy when another process runs the same stage."""
     check_stage(stage)
     paper = get(slug)
-    everything = parameters.read(project.params)
-    profile = parameters.profile_of(everything)
-    block = parameters.block_of(everything, slug, stage)
+    everything = settings.read(project.params)
+    profile = settings.profile_of(everything)
+    block = settings.block_of(everything, slug, stage)
     where = f"params.yaml, {slug}.{stage}"
     make_deterministic(_threads(block, where))
     function, model = load(slug, stage)
-    p = parameters.validate(model, block, where)
+    p = settings.validate(model, block, where)
     inputs = gather_inputs(project, paper, stage, function)
     with _only_one(project, slug, stage):
         from tasks.tracking import stage_run
@@ -62,19 +63,21 @@ def run_stage(project: Project, slug: str, stage: str) -> None:
                 write_json(project.results(slug) / METRICS, returned)
 
 
-def load(slug: str, stage: str) -> tuple[Any, type[parameters.BaseModel]]:
-    """The stage's function and its model of parameters. Raises UserError if the module lacks either."""
+def load(slug: str, stage: str) -> tuple[Any, type[StageParams]]:
+    """The stage's function and its model of settings. Raises UserError if the module lacks either."""
     name = f"flows.{slug}.{stage}"
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name:
-            raise UserError(f"flows/{slug}/{stage}.py needs the package {error.name}, which is not installed: run `make setup`") from error
+            raise UserError(
+                f"flows/{slug}/{stage}.py needs the package {error.name}, which is not installed: run `make setup`"
+            ) from error
         raise UserError(f"the paper {slug} has no flows/{slug}/{stage}.py") from None
     function, model = getattr(module, stage, None), getattr(module, "Params", None)
     if not callable(function):
         raise UserError(f"flows/{slug}/{stage}.py defines no function `{stage}`")
-    if not (isinstance(model, type) and issubclass(model, parameters.StageParams)):
+    if not (isinstance(model, type) and issubclass(model, StageParams)):
         raise UserError(f"flows/{slug}/{stage}.py defines no `class Params(StageParams)`")
     return function, model
 
@@ -142,7 +145,7 @@ def locked_output(project: Project, slug: str, stage: str) -> tuple[int, int] | 
     if not lock.is_file():
         return None
     path = project.relative(project.artifact(slug, stage))
-    stages = parameters.read(lock).get("stages", {})
+    stages = settings.read(lock).get("stages", {})
     for entry in stages.get(stage, {}).get("outs", []):
         if entry["path"] == path:
             return entry.get("nfiles", 1), entry["size"]
@@ -163,6 +166,7 @@ def read_metrics(path: Path) -> dict[str, Any]:
 
 def check_metrics(metrics: Any, where: str) -> None:
     """Raises UserError unless `metrics` is {method: {metric: {"mean", "ci95", "n", "values"}}} with finite numbers."""
+
     def wrong(what: str) -> UserError:
         return UserError(f"{where}: {what}; metrics are {{method: {{metric: {{mean, ci95, n, values}}}}}}")
 
@@ -194,7 +198,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _threads(block: Mapping[str, Any], where: str) -> int:
-    threads = block.get("threads", parameters.StageParams.model_fields["threads"].default)
+    threads = block.get("threads", StageParams.model_fields["threads"].default)
     if not isinstance(threads, int) or threads < 1:
         raise UserError(f"{where}.threads is {threads!r}: a whole number from 1 is wanted")
     return threads

@@ -72,8 +72,8 @@ def ledger_pipeline(project: Project, papers: dict[str, Paper]) -> dict:
 def documents(project: Project) -> dict[Path, str]:
     """Every file that `sync` owns, with the text that it should have."""
     papers = discover()
-    texts = {project.flow(slug) / "dvc.yaml": _dump(pipeline(project, paper)) for slug, paper in papers.items()}
-    texts[project.root / "dvc.yaml"] = _dump(ledger_pipeline(project, papers))
+    texts = {project.flow(slug) / "dvc.yaml": text_of(pipeline(project, paper)) for slug, paper in papers.items()}
+    texts[project.root / "dvc.yaml"] = text_of(ledger_pipeline(project, papers))
     return texts
 
 
@@ -95,7 +95,8 @@ def sync(project: Project) -> list[str]:
     return written
 
 
-def _dump(document: dict) -> str:
+def text_of(document: dict) -> str:
+    """A pipeline as the text of a dvc.yaml."""
     from io import StringIO
 
     from ruamel.yaml import YAML

@@ -167,6 +167,7 @@ def stage_run(project: Project, slug: str, stage: str, profile: str, params: Map
 
 def git_commit(root: Path) -> str:
     """The commit of the working tree, with `+` if it differs from it; `none` outside a repository."""
+
     def git(*words: str) -> str | None:
         done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
         return done.stdout.strip() if done.returncode == 0 else None

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks import params as parameters
 from tasks.environment import HOME_VARIABLE, ROOT_VARIABLE
 from tasks.errors import UserError
 from tasks.files import write_text
 from tasks.project import PARAMS, Project
+from tasks.settings import PROFILES, parse_setting, write_with_settings
 
 _CODE = ("flows", "tasks", "components", "kernels")
 
@@ -37,12 +37,12 @@ def make(project: Project, profile: str | None, settings: Mapping[str, Any]) -> 
     """The side workspace for `profile` and `settings` ({"slug.stage.key": value}), its code brought up to date.
 
     Raises UserError for a profile or a key that does not exist; nothing is written then."""
-    if profile is not None and profile not in parameters.PROFILES:
-        raise UserError(f"there is no profile {profile!r}: choose {', '.join(parameters.PROFILES)}")
+    if profile is not None and profile not in PROFILES:
+        raise UserError(f"there is no profile {profile!r}: choose {', '.join(PROFILES)}")
     root = project.scratch / "work" / name_of(profile, settings)
     root.mkdir(parents=True, exist_ok=True)
     try:
-        parameters.write_with_settings(project.params, root / PARAMS, dict(settings), profile)
+        write_with_settings(project.params, root / PARAMS, dict(settings), profile)
     except UserError:
         if not (root / ".dvc").exists():
             shutil.rmtree(root)
@@ -106,7 +106,7 @@ def full_keys(slugs: list[str], settings: list[str]) -> dict[str, Any]:
     """`--set` words as {"slug.stage.key": value}; the paper's name may be left out when one paper is meant."""
     found = {}
     for setting in settings:
-        parts, value = parameters.parse_setting(setting)
+        parts, value = parse_setting(setting)
         if parts[0] not in slugs:
             if len(slugs) != 1:
                 raise UserError(f"--set {setting}: say which paper, for example {slugs[0]}.{setting}")
