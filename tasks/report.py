@@ -389,15 +389,18 @@ def _render_markdown(markdown: str) -> tuple[Any, str]:
 
 def _png(fig: Figure, name: str) -> bytes:
     """The figure as PNG without metadata (matplotlib would write its version), at the best resolution that fits the limit."""
+    size = drawn = 0
     for dpi in _RESOLUTIONS:
+        # Bytes grow with the number of dots at most: where that alone says too large, drawing would only take time.
+        if size * (dpi / (drawn or dpi)) ** 2 > FIGURE_LIMIT and dpi != _RESOLUTIONS[-1]:
+            continue
         stream = io.BytesIO()
-        fig.savefig(
-            stream, format="png", dpi=dpi, facecolor="white", metadata={"Software": None}, pil_kwargs={"optimize": True}
-        )
-        if stream.tell() <= FIGURE_LIMIT:
+        fig.savefig(stream, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
+        size, drawn = stream.tell(), dpi
+        if size <= FIGURE_LIMIT:
             return stream.getvalue()
     raise ValueError(
-        f"figure {name!r} takes {stream.tell() / 1000:.0f} KB at {_RESOLUTIONS[-1]} dpi, the limit is "
+        f"figure {name!r} takes {size / 1000:.0f} KB at {_RESOLUTIONS[-1]} dpi, the limit is "
         f"{FIGURE_LIMIT // 1000} KB: draw fewer points or a smaller figure"
     )
 
