@@ -133,6 +133,8 @@ def run(
         raise UserError("name the papers to run, or say --all")
     if no_track:
         os.environ[TRACK_VARIABLE] = "0"
+    # Prefect logs a failure with its whole traceback; here the failing stage has said what is wrong.
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
     run_papers(_project(), papers, jobs=jobs, profile=profile, settings=settings or [], force=force)
 
 

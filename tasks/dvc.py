@@ -40,7 +40,7 @@ class StageFailed(Exception):
 
 
 def open_repo(project: Project) -> Any:
-    """DVC's repository of the project; it waits for a lock that another process holds.
+    """DVC's repository of the project; use `opened`. It waits for a lock that another process holds.
 
     Raises UserError where DVC is not initialised."""
     _quiet()
@@ -55,12 +55,13 @@ def open_repo(project: Project) -> Any:
 
 @contextlib.contextmanager
 def opened(project: Project) -> Iterator[Any]:
-    """DVC's repository, closed at the end."""
-    repo = open_repo(project)
-    try:
-        yield repo
-    finally:
-        repo.close()
+    """DVC's repository, closed at the end. DVC wants the working folder to lie in it."""
+    with contextlib.chdir(project.root):
+        repo = open_repo(project)
+        try:
+            yield repo
+        finally:
+            repo.close()
 
 
 def _quiet() -> None:
@@ -163,11 +164,10 @@ def _reproduce_once(project: Project, path: Path, stage: str, force: bool) -> st
     from dvc.lock import LockError
     from dvc.stage.exceptions import StageCmdFailedError
 
-    repo = open_repo(project)
     marker = _ExecutionMarker()
     name = path.parent.name if path.parent != project.root else "the project"
     try:
-        with _readable(project), marker.watching():
+        with opened(project) as repo, _readable(project), marker.watching():
             done = repo.reproduce(_address(path, stage), single_item=True, force=force)
     except ReproductionError as error:
         cause = error.__cause__
@@ -182,8 +182,6 @@ def _reproduce_once(project: Project, path: Path, stage: str, force: bool) -> st
         raise _PathBusy(str(error)) from None
     except OSError as error:
         raise UserError(f"{name}, {stage}: {error}") from error
-    finally:
-        repo.close()
     if not done:
         return "cached"
     return "executed" if marker.seen else "restored"

@@ -27,7 +27,7 @@ def run_papers(
         raise UserError("there are no papers yet: begin one with `paperflows new`")
     chosen = workspace.full_keys(list(papers), list(settings))
     with orchestrate.working_place(project, profile, chosen) as place:
-        _prepare(place, papers)
+        prepare_papers(place, papers)
         if not force and orchestrate.up_to_date(place, list(papers)):
             for slug in papers:
                 for stage in STAGES:
@@ -47,7 +47,8 @@ def run_papers(
     print(f"done in {time.monotonic() - begin:.0f} s")
 
 
-def _prepare(place: Project, papers: dict[str, Paper]) -> None:
+def prepare_papers(place: Project, papers: dict[str, Paper]) -> None:
+    """Refuse a run whose assets are missing; bring each paper's dvc.yaml in step. Raises UserError."""
     for paper in papers.values():
         for asset in paper.assets:
             if not place.asset(asset).is_dir():
