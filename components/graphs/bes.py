@@ -283,6 +283,31 @@ def _root(squared: Tensor) -> Tensor:
     return torch.where(usable, torch.where(usable, squared, 1.0).sqrt(), squared.detach())
 
 
+def _largest_within(attempt: Callable[[float], tuple[Tensor, float]], limit: float, delta: float) -> tuple[Tensor, float, float]:
+    """A factor in (0, 1) whose displacement is at most `limit`, and close to it; (outputs, displacement, factor).
+
+    `delta` > limit is the displacement at factor 1. The map is a polynomial in its parameters, so in the usual case of a
+    small step the first proportional guess is right to first order and the only one; a wild step is bisected.
+    """
+    low, high = 0.0, 1.0
+    factor = 0.999 * limit / delta
+    best = None
+    for _ in range(60):
+        outputs, moved = attempt(factor)
+        if moved <= limit:
+            best, low = (outputs, moved, factor), factor
+            if moved > 0.9 * limit:
+                break
+        else:
+            high = factor
+        # Bisect the logarithm once there is a factor that fits; before, go on proportionally.
+        factor = math.sqrt(low * high) if low else factor * 0.999 * limit / moved
+    if best is None:
+        raise FloatingPointError(f"no part of the step moves the embeddings by less than {limit}")
+    attempt(best[2])  # the last attempt may have been a longer one
+    return best
+
+
 class StepInfo(NamedTuple):
     """What `displacement_step` did; displacements are sums over all N nodes, in units of the embedding."""
 
@@ -380,18 +405,22 @@ def displacement_step(
             delta = _displacement(after, before)
             if scale != "grad":
                 proposed, shrink = delta, 1.0
+            if not math.isfinite(delta + proposed):
+                raise FloatingPointError(
+                    f"the step would move the embeddings by {proposed}, {delta} after scaling, which is not finite"
+                )
             if scale == "update":
                 limit = max_shift * torch.linalg.vector_norm(before, dim=1).sum().item()
-                moved = [parameter.detach().clone() for _, parameter in groups]
-                # The map is a polynomial in its parameters: the first shrink is right to first order, so a few suffice.
-                while delta > limit:
-                    shrink *= 0.999 * limit / delta
-                    for (_, parameter), old, new in zip(groups, saved, moved, strict=True):
-                        parameter.copy_(torch.lerp(old, new, shrink))
-                    after = module(inputs)
-                    delta = _displacement(after, before)
-        if not math.isfinite(delta + proposed):
-            raise FloatingPointError(f"the step would move the embeddings by {proposed} and then {delta}, which is not finite")
+                if delta > limit:
+                    moved = [parameter.detach().clone() for _, parameter in groups]
+
+                    def attempt(factor: float) -> tuple[Tensor, float]:
+                        for (_, parameter), old, new in zip(groups, saved, moved, strict=True):
+                            parameter.copy_(torch.lerp(old, new, factor))
+                        outputs = module(inputs)
+                        return outputs, _displacement(outputs, before)
+
+                    after, delta, shrink = _largest_within(attempt, limit, delta)
     except BaseException:
         restore()
         optimizer.state.clear()
