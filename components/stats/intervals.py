@@ -25,6 +25,9 @@ class Summary(TypedDict):
     values: list[float]
 
 
+Metrics = dict[str, dict[str, Summary]]  # {method: {metric: summary}}
+
+
 def _sample(values: ArrayLike, name: str) -> np.ndarray:
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":

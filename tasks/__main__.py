@@ -1,0 +1,7 @@
+"""`python -m tasks` is `paperflows`."""
+
+import sys
+
+from tasks.cli import main
+
+sys.exit(main())
