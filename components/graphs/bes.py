@@ -526,10 +526,14 @@ class Shaper:
         self.optimizer = kind(self.phi.parameters(), lr=lr, weight_decay=weight_decay)
         with torch.no_grad():
             self.z = self.phi(self.h)
+        self._state: BoundaryState | None = None
 
     def detect(self) -> BoundaryState:
         """The boundary of the present embeddings."""
-        return detect_boundary(self.z, self.y, self.train_mask, num_classes=self.num_classes, **self.detection)
+        if self.nodes == "none" and self._state is not None:
+            return self._state  # Phi never moves, nor does its boundary
+        self._state = detect_boundary(self.z, self.y, self.train_mask, num_classes=self.num_classes, **self.detection)
+        return self._state
 
     def _sample(self, pool: Tensor, size: int) -> Tensor:
         return pool[torch.randperm(pool.numel(), generator=self.generator)[:size].to(pool.device)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from components.graphs.layers import ChebLayer
+from components.graphs.layers import ChebLayer, Dropout
 from components.graphs.propagation import SparseGraph
 
 
@@ -28,11 +28,9 @@ class ChebDecoder(nn.Module):
         self, in_dim: int, out_dim: int, hidden: int = 64, order: int = 3, dropout: float = 0.5, legacy_head: bool = False
     ):
         super().__init__()
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must lie in [0, 1), got {dropout}")
         self.first, self.norm = ChebLayer(in_dim, hidden, order), nn.BatchNorm1d(hidden)
-        self.second, self.dropout = ChebLayer(hidden, out_dim, order), nn.Dropout(dropout)
-        self.head = nn.Sequential(nn.BatchNorm1d(out_dim), nn.ReLU(), nn.Dropout(dropout)) if legacy_head else nn.Identity()
+        self.second, self.dropout = ChebLayer(hidden, out_dim, order), Dropout(dropout)
+        self.head = nn.Sequential(nn.BatchNorm1d(out_dim), nn.ReLU(), Dropout(dropout)) if legacy_head else nn.Identity()
 
     def forward(self, z: Tensor, graph: SparseGraph) -> Tensor:
         hidden = self.dropout(torch.relu(self.norm(self.first(z, graph))))

@@ -33,7 +33,11 @@ def shift_score(z: Tensor, y: Tensor, reference: Tensor, k: int = 5) -> Tensor:
         raise ValueError(f"k must lie in [1, {index.numel()}), fewer than the reference nodes, got {k}")
     distance = torch.cdist(z.double(), z[index].double(), compute_mode="donot_use_mm_for_euclid_dist")
     distance[index, torch.arange(index.numel())] = torch.inf
-    nearest = distance.sort(dim=1, stable=True).indices[:, :k]
+    nearest = distance.topk(k, largest=False, sorted=False).indices
+    bound = distance.gather(1, nearest).max(1, keepdim=True).values
+    # topk promises no order among equal distances: only where more than k lie within the k-th does it matter which.
+    tied = ((distance <= bound).sum(1) > k).nonzero().flatten()
+    nearest[tied] = distance[tied].sort(dim=1, stable=True).indices[:, :k]
     return (y[index][nearest] != y[:, None]).double().mean(1)
 
 

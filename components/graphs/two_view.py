@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from components.graphs.layers import graph_layer
+from components.graphs.layers import Dropout, graph_layer
 from components.graphs.propagation import SparseGraph
 
 
@@ -31,10 +31,8 @@ class TwoLayerNet(nn.Module):
 
     def __init__(self, kind: str, in_dim: int, hidden: int, out_dim: int, dropout: float = 0.5, heads: int = 8):
         super().__init__()
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must lie in [0, 1), got {dropout}")
         self.kind = kind
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.first = graph_layer(kind, in_dim, hidden, heads=heads, dropout=dropout)
         self.second = graph_layer(kind, hidden, out_dim, dropout=dropout)
 
@@ -48,9 +46,7 @@ class OneLayerNet(nn.Module):
 
     def __init__(self, kind: str, in_dim: int, out_dim: int, dropout: float = 0.0):
         super().__init__()
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must lie in [0, 1), got {dropout}")
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.first = graph_layer(kind, in_dim, out_dim)
 
     def forward(self, x: Tensor, graph: SparseGraph) -> Tensor:

@@ -23,7 +23,7 @@ CORA = Path("data/cora")
 def test_planted_graph_has_its_measured_statistics():
     data = boundary_csbm()
     edges = data.edge_index.shape[1] // 2
-    near = data.is_boundary[data.edge_index[0]] | data.is_boundary[data.edge_index[1]]
+    near = data.is_boundary[data.edge_index[0]]
     assert 5600 < edges < 6200
     assert edge_homophily(data.edge_index, data.y) == pytest.approx(0.62, abs=0.03)
     assert edge_homophily(data.edge_index[:, near], data.y) == pytest.approx(0.48, abs=0.03)
@@ -39,7 +39,7 @@ def test_planted_features_have_unit_noise_and_the_given_signal():
     lean = boundary_csbm(n=20000, classes=2, dim=50, boundary=1.0, shift=1.0, seed=1)
     # lambda ~ U(0, 1): the mean of a class lies halfway between the two
     between = torch.stack([lean.x[lean.y == c].mean(0) for c in range(2)])
-    assert (between[0] - between[1]).norm() < 0.1
+    assert (between[0] - between[1]).norm() < 0.15  # of 2.5; noise alone gives 0.1
 
 
 def test_planted_partners_follow_the_weights_and_the_classes():
@@ -109,7 +109,7 @@ def test_unknown_planetoid_is_refused(tmp_path):
 
 
 def test_reduced_features_keep_the_geometry_of_scaled_rows():
-    x = (torch.rand(40, 12, generator=torch.Generator().manual_seed(0)) < 0.4).float()
+    x = torch.rand(40, 12, generator=torch.Generator().manual_seed(0))
     x[3] = 0
     scaled = x / x.sum(1, keepdim=True).clamp(min=1)
     torch.testing.assert_close(reduce_features(x, None), scaled)

@@ -7,7 +7,7 @@ import torch
 from torch_geometric import nn as pyg
 
 from components.graphs.checks import undirected
-from components.graphs.layers import KINDS, ChebLayer, SSGCLayer, graph_layer
+from components.graphs.layers import KINDS, ChebLayer, Dropout, SSGCLayer, graph_layer
 from components.graphs.propagation import SparseGraph
 from components.graphs.two_view import OneLayerNet, TwoLayerNet, TwoViewEncoder
 
@@ -123,6 +123,18 @@ def test_cut_encoder_is_frozen_and_equals_the_nets_first_layers():
     assert not encoder.training and not any(p.requires_grad for p in encoder.parameters())
     expected = torch.cat([torch.relu(net.first(x, g)) for net in nets], 1)
     torch.testing.assert_close(encoder(x, g), expected)
+
+
+def test_dropout_keeps_the_mean_and_drops_its_share():
+    torch.manual_seed(0)
+    x = torch.ones(400, 400, requires_grad=True)
+    dropout = Dropout(0.3)
+    out = dropout(x)
+    assert (out == 0).double().mean().item() == pytest.approx(0.3, abs=0.01)
+    assert out.mean().item() == pytest.approx(1, abs=0.01) and out.unique().numel() == 2
+    out.sum().backward()
+    assert torch.equal(x.grad, out.detach())
+    assert dropout.eval()(x) is x
 
 
 def test_undirected_repairs_and_says_so():

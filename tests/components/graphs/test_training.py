@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -65,32 +64,23 @@ def test_shaped_fit_returns_the_map_of_its_epoch(problem):
     torch.testing.assert_close(decoder(result.z, graph).detach(), result.scores)
 
 
-def test_gcn_agrees_with_pygs_within_a_point(problem):
-    """Mean over 5 splits of test accuracy, same budget; different initial draws, so means are compared."""
-    data, graph, *_ = problem
-    ours, theirs = [], []
-    for seed in range(5):
-        part = torch.from_numpy(stratified_split(data.y.numpy(), seed=seed))
-        train, val, test = part == 0, part == 1, part == 2
-        torch.manual_seed(seed)
-        result = fit_nodes(TwoLayerNet("gcn", 50, 16, 5), data.x, graph, data.y, train, val, epochs=60)
-        ours.append((result.scores.argmax(1) == data.y)[test].double().mean().item())
-        torch.manual_seed(seed)
-        net = GCN(50, 16, 2, 5, dropout=0.5)
-        optimizer = torch.optim.Adam(net.parameters(), lr=0.01, weight_decay=5e-4)
-        best = (-1.0, 0.0)
-        for _ in range(60):
-            net.train()
-            optimizer.zero_grad()
-            # PyG's model drops hidden units only; ours drops the input too, as the original does.
-            x = torch.nn.functional.dropout(data.x, 0.5)
-            cross_entropy(net(x, graph.edge_index)[train], data.y[train]).backward()
-            optimizer.step()
-            net.eval()
-            right = (net(data.x, graph.edge_index).argmax(1) == data.y).double()
-            best = max(best, (right[val].mean().item(), right[test].mean().item()), key=lambda pair: pair[0])
-        theirs.append(best[1])
-    assert abs(np.mean(ours) - np.mean(theirs)) < 0.015
+def test_gcn_trains_like_pygs(problem):
+    """From the same weights and without dropout, 30 epochs of ours and of PyG's GCN give the same logits."""
+    data, _, train, val, _ = problem
+    graph, x = SparseGraph(data.edge_index, 300, torch.float64), data.x.double()
+    torch.manual_seed(0)
+    ours, theirs = TwoLayerNet("gcn", 50, 16, 5, dropout=0.0).double(), GCN(50, 16, 2, 5).double()
+    with torch.no_grad():
+        for convolution, layer in zip(theirs.convs, (ours.first, ours.second), strict=True):
+            convolution.lin.weight.copy_(layer.project.weight.T)
+    optimizer = torch.optim.Adam(theirs.parameters(), lr=0.01, weight_decay=5e-4)
+    for _ in range(30):
+        optimizer.zero_grad()
+        cross_entropy(theirs(x, data.edge_index)[train], data.y[train]).backward()
+        optimizer.step()
+    # Evaluated at the last epoch alone, so that this is the epoch chosen.
+    result = fit_nodes(ours, x, graph, data.y, train, val, epochs=30, eval_every=30)
+    torch.testing.assert_close(result.scores, theirs(x, data.edge_index).detach())
 
 
 def test_link_split_partitions_the_edges_and_negatives_are_non_edges(problem):
@@ -119,14 +109,14 @@ def test_sampled_negatives_are_distinct_and_uniform():
         sample_negatives(torch.tensor([[0, 0], [1, 2]]), 3, generator)
 
 
-def test_links_are_learned_and_leaks_are_refused(problem):
-    data, *_ = problem
+def test_links_are_learned_and_leaks_are_refused():
+    data = boundary_csbm(n=300, boundary=0.0, hom=1.0, seed=0)  # edges within classes: most non-edges can be told
     split = split_links(data.edge_index, 300)
     both = torch.cat([split.train, split.train.flip(0)], 1)
     torch.manual_seed(0)
     net = LinkNet(TwoLayerNet("gcn", 50, 16, 16), InnerProduct())
     result = fit_links(net, data.x, SparseGraph(both, 300), split, epochs=40, seed=0, eval_every=5)
-    assert result.val_accuracy > 0.6 and result.scores.shape == (2 * split.test.shape[1],)
+    assert result.val_accuracy > 0.7 and result.scores.shape == (2 * split.test.shape[1],)
     leaky = torch.cat([both, split.test[:, :1], split.test[:, :1].flip(0)], 1)
     with pytest.raises(ValueError, match="1 validation or test edges are in it"):
         fit_links(net, data.x, SparseGraph(leaky, 300), split, epochs=1, seed=0)
