@@ -66,7 +66,7 @@ def boundary_knn_filtered(z: Tensor, y: Tensor, k: int = 5) -> tuple[Tensor, Ten
     A matrix product gives all squared distances up to a rounding error that is bounded by e. The nearest few by that
     measure are measured exactly; where the next one might, within e, still belong among the k, the row goes to `cdist`.
     """
-    k = _checked(z, y, k)
+    _checked(z, y, k)
     kept = 3 * k + 1
     if z.shape[0] <= max(kept + 1, 64) or z.dtype not in (torch.float32, torch.float64):
         return boundary_knn_reference(z, y, k)

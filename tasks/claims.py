@@ -114,7 +114,7 @@ def lower_bound_above(x: float) -> Rule:
 
 
 def mean_above_minus_standard_errors(k: float) -> Rule:
-    """The mean of a difference is greater than minus `k` of its standard errors: 'best, or within k standard errors of the best'.
+    """The mean of a difference is greater than minus `k` of its standard errors: 'best, or within them of the best'.
 
     Raises ValueError if `k` is not finite or is negative.
     """
@@ -294,7 +294,10 @@ def validate_claims_file(path: Path) -> list[Verdict]:
 
 
 def number(x: float, *, signed: bool = False) -> str:
-    """A measured number for a reader: two decimals, more where it is small, none where it is large. Raises ValueError if not finite."""
+    """A measured number for a reader: two decimals, more where it is small, none where it is large.
+
+    Raises ValueError if it is not finite.
+    """
     x = _finite(x, "number(x): x")
     sign = "+" if signed else ""
     if x == 0:

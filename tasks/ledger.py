@@ -74,7 +74,9 @@ def _markdown(fields: list[_Field], waiting: list[Paper], claims: list[Verdict],
     for field in fields:
         rows = []
         for entry in field.papers:
-            link = f"[{escape_markdown(entry.title)}](results/{entry.slug}/README.md)"
+            # Every bracket of the title is escaped: one that is left over would end the link's text.
+            title = re.sub(r"(?<!\\)[\[\]]", r"\\\g<0>", escape_markdown(entry.title))
+            link = f"[{title}](results/{entry.slug}/README.md)"
             for position, claim in enumerate(entry.claims):
                 # The paper stands in its first row alone, as a reader expects of a grouped table.
                 rows.append(

@@ -42,7 +42,7 @@ _SYMBOLS = {HOLDS: "✓", FAILS: "✗"}
 _CLASSES = {HOLDS: "holds", FAILS: "fails"}
 
 
-class style(AbstractContextManager):  # noqa: N801 - reads as a function: `style()`, or `with style():`
+class style(AbstractContextManager):
     """Set matplotlib's fonts, lines and colours for a report, and draw without a display.
 
     A call is enough; used as a context manager it puts the former settings back at the end.
@@ -319,9 +319,8 @@ def environment() -> jinja2.Environment:
         loader=pages, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     found.globals["style"] = Markup(report_templates.STYLE)  # our own style sheet, a constant
-    found.filters.update(
-        css=lambda verdict: _CLASSES.get(verdict, "open"), symbol=symbol, measured=measured_text, measured_value=measured_value
-    )
+    found.filters.update(measured=measured_text, measured_value=measured_value, symbol=symbol)
+    found.filters["css"] = lambda verdict: _CLASSES.get(verdict, "open")
     return found
 
 
@@ -361,9 +360,12 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], numeri
 
 
 def _reason_line(entry: Verdict) -> str:
-    rule = f" *Holds if {escape_markdown(entry['rule'])}.*" if entry["rule"] else ""
     reason = escape_markdown(entry["reason"])
-    return f"- **{escape_markdown(entry['id'])}** {verdict_text(entry['verdict'])}: {reason}{'' if reason.endswith('.') else '.'}{rule}"
+    parts = [f"- **{escape_markdown(entry['id'])}** {verdict_text(entry['verdict'])}: {reason}"]
+    parts[0] += "" if reason.endswith(".") else "."
+    if entry["rule"]:
+        parts.append(f"*Holds if {escape_markdown(entry['rule'])}.*")
+    return " ".join(parts)
 
 
 def _render_markdown(markdown: str) -> tuple[Any, str]:
@@ -381,23 +383,25 @@ def _render_markdown(markdown: str) -> tuple[Any, str]:
     for found in {token.content for token in flat if token.type in ("html_block", "html_inline")}:
         source = source.replace(found, found.replace("<", "&lt;"))
     html = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
-    return Markup(
-        html.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")
-    ), source
+    html = html.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")
+    return Markup(html), source  # marked as safe: rendered with HTML disabled, nothing of the text became a tag
 
 
 def _png(fig: Figure, name: str) -> bytes:
     """The figure as PNG without metadata (matplotlib would write its version), at the best resolution that fits the limit."""
+    size = drawn = 0
     for dpi in _RESOLUTIONS:
+        # Bytes grow with the number of dots at most: where that alone says too large, drawing would only take time.
+        if size * (dpi / (drawn or dpi)) ** 2 > FIGURE_LIMIT and dpi != _RESOLUTIONS[-1]:
+            continue
         stream = io.BytesIO()
-        fig.savefig(
-            stream, format="png", dpi=dpi, facecolor="white", metadata={"Software": None}, pil_kwargs={"optimize": True}
-        )
-        if stream.tell() <= FIGURE_LIMIT:
+        fig.savefig(stream, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
+        size, drawn = stream.tell(), dpi
+        if size <= FIGURE_LIMIT:
             return stream.getvalue()
     raise ValueError(
-        f"figure {name!r} takes {stream.tell() / 1000:.0f} KB at {_RESOLUTIONS[-1]} dpi, the limit is {FIGURE_LIMIT // 1000} KB: "
-        "draw fewer points or a smaller figure"
+        f"figure {name!r} takes {size / 1000:.0f} KB at {_RESOLUTIONS[-1]} dpi, the limit is "
+        f"{FIGURE_LIMIT // 1000} KB: draw fewer points or a smaller figure"
     )
 
 
@@ -449,7 +453,7 @@ def _parameter(value: Any) -> str:
 
 
 def _glyph(entry: Verdict) -> dict[str, str] | None:
-    """Where to draw zero, mean and interval in a picture 300 wide; None where there is no interval or zero is too far to tell."""
+    """Where to draw zero, mean and interval in a picture 300 wide; None without an interval, or with zero too far to tell."""
     if entry["measured"] is None or entry["ci95"] is None:
         return None
     low, high = entry["ci95"]

@@ -41,7 +41,7 @@ nav { font-size: .93rem; color: var(--soft); margin: 1.6rem 0 0; } nav a { margi
 .claim .id { color: var(--soft); font-variant-numeric: tabular-nums; margin-right: .3em; }
 .claim .statement { margin: 0; font-size: 1.08rem; font-weight: 600; line-height: 1.4; }
 .claim dl { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: .8rem 1.6rem; margin: 0; font-size: .95rem; }
-.claim dt { color: var(--soft); font-size: .82rem; } .claim dd { margin: 0; } .claim .wide { grid-column: 1 / -1; }
+.claim dt { color: var(--soft); font-size: .82rem; } .claim dd { margin: 0; } .claim dd + dt { margin-top: .6rem; } .claim .why::first-letter { text-transform: uppercase; } .claim .wide { grid-column: 1 / -1; }
 .claim .value { font-size: 1.12rem; font-weight: 600; font-variant-numeric: tabular-nums; }
 .interval { display: block; width: 100%; max-width: 19rem; height: 1.9rem; margin-top: .25rem; overflow: visible; }
 .interval .zero { stroke: var(--soft); stroke-width: 1; stroke-dasharray: 2 3; } .interval .whisker { stroke: var(--edge); stroke-width: 2; }
@@ -59,14 +59,15 @@ code { font: .9em ui-monospace, "SFMono-Regular", Menlo, Consolas, monospace; ba
 pre { background: var(--fill); border: 1px solid var(--line); border-radius: 8px; padding: .85rem 1.1rem; overflow-x: auto; max-width: 42rem; line-height: 1.5; }
 pre code { background: none; padding: 0; overflow-wrap: normal; }
 footer { margin-top: 3.5rem; padding-top: 1rem; border-top: 1px solid var(--line); color: var(--soft); font-size: .9rem; }
-.ledger { width: 100%; } .ledger .statement { min-width: 15rem; } .ledger td { overflow-wrap: anywhere; } .ledger .verdict { font-size: .85rem; }
+.ledger { width: 100%; table-layout: fixed; } .ledger td { overflow-wrap: break-word; } .ledger .verdict { font-size: .85rem; white-space: normal; }
+.ledger .wide { width: 36%; } .ledger .narrow { width: 20%; } .ledger .value { font-variant-numeric: tabular-nums; white-space: nowrap; }
 .ledger .paper { font-size: 1rem; font-weight: 600; padding-top: 1.3rem; line-height: 1.35; } .ledger .paper small { font-weight: 400; color: var(--soft); }
 @media (max-width: 40rem) {
   main { padding: 1.6rem 1rem 3rem; } body { font-size: 1rem; } .claim { padding: .85rem .95rem; } .claim dl { grid-template-columns: minmax(0, 1fr); }
   .claim header { flex-direction: column-reverse; }
   .ledger thead { display: none; } .ledger, .ledger tbody, .ledger tr, .ledger td, .ledger th { display: block; border: 0; padding: 0; min-width: 0; }
   .ledger tr { border-bottom: 1px solid var(--line); padding: .7rem 0; } .ledger td::before { content: attr(data-label) " "; color: var(--soft); font-size: .82rem; }
-  .ledger td.statement::before, .ledger td.outcome::before { content: none; } .ledger td { margin-bottom: .25rem; } .ledger .num { text-align: left; white-space: normal; }
+  .ledger td.statement::before, .ledger td.outcome::before { content: none; } .ledger td { margin-bottom: .25rem; }
 }
 @media print { main { max-width: none; padding: 0; } nav { display: none; } .claim, figure { break-inside: avoid; } }
 """
@@ -119,14 +120,12 @@ REPORT = """{% extends "base" %}
 <li class="claim is-{{ entry.verdict | css }}">
 <header><p class="statement"><span class="id">{{ entry.id }}</span> {{ entry.statement }}</p>{{ badge(entry.verdict) }}</header>
 <dl>
-<div><dt>The paper reports</dt><dd>{{ entry.paper }}</dd></div>
+<div><dt>The paper reports</dt><dd>{{ entry.paper }}</dd>{% if entry.rule %}<dt>It holds if</dt><dd>{{ entry.rule }}</dd>{% endif %}</div>
 <div><dt>We measured</dt><dd><span class="value">{{ entry | measured_value }}</span>{% if entry.measured is not none %} {{ entry.unit }}{% endif %}
 
 {% if glyph %}<svg class="interval" viewBox="0 0 300 30" aria-hidden="true" focusable="false"><line class="zero" x1="{{ glyph.zero }}" x2="{{ glyph.zero }}" y1="0" y2="18"/><text x="{{ glyph.zero }}" y="29">0</text><line class="whisker" x1="{{ glyph.low }}" x2="{{ glyph.high }}" y1="9" y2="9"/><line class="whisker" x1="{{ glyph.low }}" x2="{{ glyph.low }}" y1="5" y2="13"/><line class="whisker" x1="{{ glyph.high }}" x2="{{ glyph.high }}" y1="5" y2="13"/><circle cx="{{ glyph.mean }}" cy="9" r="4.5"/></svg>
 {% endif %}</dd></div>
-{% if entry.rule %}<div class="wide"><dt>It holds if</dt><dd>{{ entry.rule }}</dd></div>
-{% endif %}
-<div class="wide"><dt>Why</dt><dd>{{ entry.reason }}</dd></div>
+<div class="wide"><dt>Why</dt><dd class="why">{{ entry.reason }}</dd></div>
 </dl>
 </li>
 {% endfor %}
@@ -176,11 +175,11 @@ LEDGER = """{% extends "base" %}
 {% for field in fields %}
 <h2 id="{{ field.anchor }}">{{ field.name }}</h2>
 <div class="scroll" tabindex="0"><table class="ledger">
-<thead><tr><th scope="col">claim</th><th scope="col">the paper</th><th scope="col" class="num">measured</th><th scope="col">verdict</th></tr></thead>
+<thead><tr><th scope="col" class="wide">claim</th><th scope="col">the paper</th><th scope="col">measured</th><th scope="col" class="narrow">verdict</th></tr></thead>
 <tbody>
 {% for paper in field.papers %}
 <tr><th scope="rowgroup" class="paper" colspan="4"><a href="{{ paper.slug }}/index.html">{{ paper.title }}</a> <small>{{ paper.authors }}</small></th></tr>
-{% for entry in paper.claims %}<tr><td class="statement"><b>{{ entry.id }}</b> {{ entry.statement }}</td><td data-label="the paper:">{{ entry.paper }}</td><td class="num" data-label="measured:">{{ entry | measured }}</td><td class="outcome">{{ badge(entry.verdict) }}</td></tr>
+{% for entry in paper.claims %}<tr><td class="statement"><b>{{ entry.id }}</b> {{ entry.statement }}</td><td data-label="the paper:">{{ entry.paper }}</td><td data-label="measured:"><span class="value">{{ entry | measured_value }}</span>{% if entry.measured is not none %} {{ entry.unit }}{% endif %}</td><td class="outcome">{{ badge(entry.verdict) }}</td></tr>
 {% endfor %}
 {% endfor %}
 </tbody></table></div>
