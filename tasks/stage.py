@@ -16,7 +16,7 @@ from typing import Any
 from tasks import settings
 from tasks.environment import make_deterministic, seed_everything
 from tasks.errors import Busy, UserError
-from tasks.files import replace_folder, write_json
+from tasks.files import PART, replace_folder, write_json
 from tasks.paper import STAGES, Paper, check_stage, get
 from tasks.params import StageParams
 from tasks.project import Project
@@ -212,9 +212,9 @@ def _temporary_output(target: Path) -> Iterator[Path]:
     parent = target.parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        for stale in parent.glob(f".{target.name}.part.*"):
+        for stale in parent.glob(f".{target.name}{PART}*"):
             shutil.rmtree(stale)
-        out = Path(tempfile.mkdtemp(dir=parent, prefix=f".{target.name}.part."))
+        out = Path(tempfile.mkdtemp(dir=parent, prefix=f".{target.name}{PART}"))
     except OSError as error:
         raise UserError(f"cannot write to {parent}: {error.strerror}") from error
     try:
