@@ -41,8 +41,8 @@ class Sweep:
     """What `paperflows sweep` searches.
 
     space: `<stage>.<key>...` -> Range. overrides: what a trial runs with besides. objective: the cell (method, metric)
-    of the metrics whose mean is compared. step_metric: the value of `track.step` that early stopping compares, over at
-    most `max_steps` steps of all training jobs together; no trial is stopped before `grace` steps."""
+    of the metrics whose mean is compared. step_metric: the value of `track.step` that early stopping compares (the mean
+    over the training jobs so far of each one's latest value), over at most `max_steps` steps of all training jobs together; no trial is stopped before `grace` steps."""
 
     space: dict[str, Range]
     objective: tuple[str, str]

@@ -52,12 +52,10 @@ def sweep_paper(
     folder.mkdir(parents=True)
     begin = time.monotonic()
     trials = _search(project, paper, blocks, data, folder, samples, jobs, seed)
-    done = [trial for trial in trials if trial[_OBJECTIVE] is not None]
-    if not done:
-        raise UserError(f"no trial of the sweep of {slug} came to its end: the first one's error is {trials[0]['error']}")
-    sign = -1 if paper.sweep.mode == "max" else 1
-    trials.sort(key=lambda trial: (trial[_OBJECTIVE] is None, sign * (trial[_OBJECTIVE] or 0.0), trial["number"]))
-    best = next(trial for trial in trials if trial["stopped"] is False and trial[_OBJECTIVE] is not None)
+    trials.sort(key=lambda trial: _rank(trial, paper.sweep.mode))
+    best = trials[0]
+    if best["stopped"] or best[_OBJECTIVE] is None:
+        raise UserError(f"no trial of the sweep of {slug} came to its end: {best['error'] or 'all were stopped early'}")
     write_json(folder / "results.json", trials)
     _plot(paper, trials, folder / "sweep.png")
     _print(paper, trials, folder, time.monotonic() - begin)
@@ -169,6 +167,14 @@ def _search(
             ray.shutdown()
 
 
+def _rank(trial: dict[str, Any], mode: str) -> tuple:
+    """Finished trials by their objective; then those stopped early, the longest first: they were compared on other data."""
+    if trial[_OBJECTIVE] is None:
+        return (2, 0, 0.0, trial["number"])
+    value = -trial[_OBJECTIVE] if mode == "max" else trial[_OBJECTIVE]
+    return (int(trial["stopped"]), -trial["steps"] if trial["stopped"] else 0, value, trial["number"])
+
+
 def _sampler(seed: int):
     from ray.tune.search.basic_variant import BasicVariantGenerator
 
@@ -210,19 +216,18 @@ def _trial(config: dict[str, Any], *, slug: str, sweep: Sweep, blocks: dict, dat
     p = _validated(slug, _with(blocks, {**sweep.overrides, **config}))
     trial_id = tune.get_context().get_trial_id()
     outputs = {"data": Path(data)}
-    best_so_far: list[float] = []  # one value per training job, the newest last
+    latest: list[float] = []  # one value per training job, the newest last
 
     def listener(step: int, values: dict[str, float]) -> None:
         """Training jobs follow one another in a trial: what is compared is the mean over those begun so far, so that two
         trials at the same step have seen the same jobs."""
         if sweep.step_metric not in values:
             raise UserError(f"the sweep of {slug} watches {sweep.step_metric!r}; training reports {', '.join(values)}")
-        if step <= listener.last or not best_so_far:
-            best_so_far.append(values[sweep.step_metric])
-        better = max if sweep.mode == "max" else min
-        best_so_far[-1] = better(best_so_far[-1], values[sweep.step_metric])
+        if step <= listener.last or not latest:
+            latest.append(0.0)
+        latest[-1] = values[sweep.step_metric]
         listener.last = step
-        tune.report({_OBJECTIVE: sum(best_so_far) / len(best_so_far), "finished": False})
+        tune.report({_OBJECTIVE: sum(latest) / len(latest), "finished": False})
 
     listener.last = 0
     with _listening(listener if sweep.step_metric else None):
@@ -282,7 +287,9 @@ def _print(paper: Paper, trials: list[dict[str, Any]], folder: Path, seconds: fl
     ]
     for trial in trials:
         values = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in (trial["parameters"].get(key) for key in keys)]
+        # A trial that was stopped has no final objective; its last point of the curve is in brackets.
         objective = "" if trial[_OBJECTIVE] is None else f"{trial[_OBJECTIVE]:.5g}"
+        objective = f"({objective})" if objective and trial["stopped"] else objective
         note = trial["error"] or ("stopped early" if trial["stopped"] else "")
         lines.append("| " + " | ".join([str(trial["number"]), *values, objective, str(trial["steps"]), note]) + " |")
     write_text(folder / "sweep.md", "\n".join(lines) + "\n")
