@@ -177,13 +177,24 @@ def check_metrics(metrics: Any, where: str) -> None:
             raise wrong(f"{method!r} holds no metrics")
         for metric, cell in row.items():
             name = f"{method} / {metric}"
-            if not isinstance(cell, dict) or set(cell) != {"mean", "ci95", "n", "values"}:
+            if not _is_cell(cell):
                 raise wrong(f"{name} is not a cell")
-            numbers = [cell["mean"], *(cell["ci95"] or []), *cell["values"]]
-            if not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
+            if not all(_is_finite(x) for x in (cell["mean"], *(cell["ci95"] or ()), *cell["values"])):
                 raise wrong(f"{name} holds something that is no finite number")
             if cell["n"] != len(cell["values"]):
                 raise wrong(f"{name} says n = {cell['n']} and holds {len(cell['values'])} values")
+
+
+def _is_cell(cell: Any) -> bool:
+    if not isinstance(cell, dict) or set(cell) != {"mean", "ci95", "n", "values"}:
+        return False
+    interval = cell["ci95"]
+    pair = isinstance(interval, list | tuple) and len(interval) == 2
+    return isinstance(cell["values"], list | tuple) and (interval is None or pair)
+
+
+def _is_finite(x: Any) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
