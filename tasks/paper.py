@@ -102,9 +102,9 @@ def check_stage(stage: str) -> str:
 
 def slugs() -> list[str]:
     """The short names of all papers, sorted, without importing any of them."""
-    import flows
-
-    return sorted(module.name for module in pkgutil.iter_modules(flows.__path__) if module.ispkg)
+    # By name: this package knows that there are papers, not which.
+    package = importlib.import_module("flows")
+    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
 
 
 def get(slug: str) -> Paper:
