@@ -12,14 +12,19 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+def write_half(path, error):
+    with atomic_writer(path) as stream:
+        stream.write("half")
+        stream.flush()
+        raise error
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 def test_an_interrupted_write_leaves_the_old_file_and_no_trace(tmp_path, error):
     path = tmp_path / "a.txt"
     path.write_text("old")
-    with pytest.raises(error), atomic_writer(path) as stream:
-        stream.write("half")
-        stream.flush()
-        raise error
+    with pytest.raises(error):
+        write_half(path, error)
     assert path.read_text() == "old"
     assert names(tmp_path) == ["a.txt"]
 

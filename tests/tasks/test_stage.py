@@ -156,5 +156,5 @@ def test_a_killed_holder_holds_nothing(tmp_path, holder):
 
 def test_a_lock_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "taken").write_text("a file")
-    with pytest.raises(UserError, match="cannot write to .*taken"), hold(tmp_path / "taken" / "lock", "x", wait=False):
+    with pytest.raises(UserError, match=r"cannot write to .*taken"), hold(tmp_path / "taken" / "lock", "x", wait=False):
         raise AssertionError("held a lock that cannot be")
