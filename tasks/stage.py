@@ -16,7 +16,7 @@ from typing import Any
 from tasks import settings
 from tasks.environment import make_deterministic, seed_everything
 from tasks.errors import Busy, UserError
-from tasks.files import replace_folder, write_json
+from tasks.files import PART, replace_folder, write_json
 from tasks.paper import STAGES, Paper, check_stage, get
 from tasks.params import StageParams
 from tasks.project import Project
@@ -177,13 +177,24 @@ def check_metrics(metrics: Any, where: str) -> None:
             raise wrong(f"{method!r} holds no metrics")
         for metric, cell in row.items():
             name = f"{method} / {metric}"
-            if not isinstance(cell, dict) or set(cell) != {"mean", "ci95", "n", "values"}:
+            if not _is_cell(cell):
                 raise wrong(f"{name} is not a cell")
-            numbers = [cell["mean"], *(cell["ci95"] or []), *cell["values"]]
-            if not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
+            if not all(_is_finite(x) for x in (cell["mean"], *(cell["ci95"] or ()), *cell["values"])):
                 raise wrong(f"{name} holds something that is no finite number")
             if cell["n"] != len(cell["values"]):
                 raise wrong(f"{name} says n = {cell['n']} and holds {len(cell['values'])} values")
+
+
+def _is_cell(cell: Any) -> bool:
+    if not isinstance(cell, dict) or set(cell) != {"mean", "ci95", "n", "values"}:
+        return False
+    interval = cell["ci95"]
+    pair = isinstance(interval, list | tuple) and len(interval) == 2
+    return isinstance(cell["values"], list | tuple) and (interval is None or pair)
+
+
+def _is_finite(x: Any) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -212,9 +223,9 @@ def _temporary_output(target: Path) -> Iterator[Path]:
     parent = target.parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        for stale in parent.glob(f".{target.name}.part.*"):
+        for stale in parent.glob(f".{target.name}{PART}*"):
             shutil.rmtree(stale)
-        out = Path(tempfile.mkdtemp(dir=parent, prefix=f".{target.name}.part."))
+        out = Path(tempfile.mkdtemp(dir=parent, prefix=f".{target.name}{PART}"))
     except OSError as error:
         raise UserError(f"cannot write to {parent}: {error.strerror}") from error
     try:
