@@ -94,7 +94,7 @@ def shift_figure(predictions: pd.DataFrame, datasets: list[str]) -> Figure:
             by_split = 100 * rows.groupby(["shift_before", "seed"])["correct"].mean().unstack()
             error = by_split.std(axis=1, ddof=1) / np.sqrt(by_split.count(axis=1))
             x = by_split.index.to_numpy() + 0.012 * (shift - 1)
-            axis.errorbar(x, by_split.mean(axis=1), error.fillna(0), color=colour, marker=marker, ls=dashes, capsize=2, label=method)
+            axis.errorbar(x, by_split.mean(axis=1), error.fillna(0), color=COLOURS[colour], marker=marker, ls=dashes, capsize=2, label=method)
         rows = predictions[(predictions["dataset"] == dataset) & (predictions["method"] == "BES")]
         share = rows["shift_before"].value_counts(normalize=True).sort_index()
         axis.set_xticks(share.index, [f"{value:.1f}\n{part:.0%}" for value, part in share.items()])
