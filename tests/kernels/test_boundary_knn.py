@@ -121,7 +121,7 @@ def test_bad_input_is_named(function):
         function(z[0], y)
     with pytest.raises(ValueError, match=r"shape \(4,\), one label per row"):
         function(z, y[:3])
-    with pytest.raises(TypeError, match="integer labels, got torch.float32"):
+    with pytest.raises(TypeError, match=r"integer labels, got torch\.float32"):
         function(z, y.float())
     with pytest.raises(ValueError, match="k must be at least 1, got 0"):
         function(z, y, 0)
