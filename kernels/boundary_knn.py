@@ -67,12 +67,13 @@ def boundary_knn_filtered(z: Tensor, y: Tensor, k: int = 5) -> tuple[Tensor, Ten
     measure are measured exactly; where the next one might, within e, still belong among the k, the row goes to `cdist`.
     """
     _checked(z, y, k)
-    kept = 3 * k + 1
+    kept = 2 * k + 2
     if z.shape[0] <= max(kept + 1, 64) or z.dtype not in (torch.float32, torch.float64):
         return boundary_knn_reference(z, y, k)
     centred = z - z.mean(0)
     norm = centred.square().sum(1)
-    rough = torch.addmm(norm[None, :] + norm[:, None], centred, centred.T, alpha=-2.0)
+    # |z_j|^2 - 2 z_i . z_j: the row's own |z_i|^2 does not change its order and is added to the few that matter.
+    rough = torch.addmm(norm[None, :], centred, centred.T, alpha=-2.0)
     rough.fill_diagonal_(torch.inf)
     nearest = rough.topk(kept, largest=False, sorted=False)
     # By increasing index first, then stably by exact distance: ties by smaller index.
@@ -81,7 +82,7 @@ def boundary_knn_filtered(z: Tensor, y: Tensor, k: int = 5) -> tuple[Tensor, Ten
     ordered = exact.sort(dim=1, stable=True)
     neighbours = columns.gather(1, ordered.indices[:, :k])
     error = 8 * (z.shape[1] + 4) * torch.finfo(z.dtype).eps * norm.max()
-    doubtful = (nearest.values.max(1).values - error <= ordered.values[:, k - 1]).nonzero().flatten()
+    doubtful = (nearest.values.max(1).values + norm - error <= ordered.values[:, k - 1]).nonzero().flatten()
     if doubtful.numel():
         distance = torch.cdist(z[doubtful], z, compute_mode="donot_use_mm_for_euclid_dist")
         distance[torch.arange(doubtful.numel(), device=z.device), doubtful] = torch.inf

@@ -53,7 +53,7 @@ def split_links(edge_index: Tensor, nodes: int, *, val: float = 0.05, test: floa
     ------
     ValueError : bad shares or edges, or a part that would be empty.
     """
-    if not (0 < val and 0 < test and val + test < 1):
+    if not (val > 0 and test > 0 and val + test < 1):
         raise ValueError(f"val and test must be positive and together below 1, got {val} and {test}")
     both = undirected(edge_index, nodes)
     pairs = both[:, both[0] < both[1]]

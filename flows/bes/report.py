@@ -91,7 +91,7 @@ def shift_figure(predictions: pd.DataFrame, datasets: list[str]) -> Figure:
         for shift, method in enumerate(LINES):
             colour, marker, dashes = LINES[method]
             rows = predictions[(predictions["dataset"] == dataset) & (predictions["method"] == method)]
-            by_split = 100 * rows.groupby(["shift_before", "seed"])["correct"].mean().unstack()
+            by_split = 100 * rows.pivot_table(index="shift_before", columns="seed", values="correct", aggfunc="mean")
             error = by_split.std(axis=1, ddof=1) / np.sqrt(by_split.count(axis=1))
             x = by_split.index.to_numpy() + 0.012 * (shift - 1)
             axis.errorbar(x, by_split.mean(axis=1), error.fillna(0), color=COLOURS[colour], marker=marker, ls=dashes, capsize=2, label=method)
@@ -119,7 +119,7 @@ def epoch_figure(boundary: pd.DataFrame, datasets: list[str]) -> Figure:
     for axis, (column, label) in zip(panels, quantities.items(), strict=True):
         for position, dataset in enumerate(datasets):
             colour = (COLOURS["blue"], COLOURS["vermillion"], COLOURS["green"], COLOURS["purple"], COLOURS["orange"])[position]
-            runs = boundary[boundary["dataset"] == dataset].pivot(index="epoch", columns="seed", values=column)
+            runs = boundary[boundary["dataset"] == dataset].pivot_table(index="epoch", columns="seed", values=column)
             axis.plot(runs.index, runs.mean(axis=1), color=colour, ls=("-", "--", "-.", ":", "-")[position], label=f"{NAMES[dataset]}, n = {runs.shape[1]}")
             axis.fill_between(runs.index, runs.min(axis=1), runs.max(axis=1), color=colour, alpha=0.15, lw=0)
         axis.set_xlabel("epoch")

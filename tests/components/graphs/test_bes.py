@@ -185,7 +185,7 @@ def test_attention_block_agrees_with_torchs():
 
 @pytest.mark.parametrize("options", [{"dim": 7}, {"dim": 6, "tokens": "views"}, {"dim": 8, "heads": 0}, {"dim": 8, "tokens": "x"}])
 def test_map_rejects_bad_sizes(options):
-    with pytest.raises(ValueError, match="multiple of views x heads|tokens must be"):
+    with pytest.raises(ValueError, match=r"multiple of views x heads|tokens must be"):
         BoundaryAttention(**options)
     with pytest.raises(ValueError, match=r"shape \(N, 8\)"):
         BoundaryAttention(8)(torch.zeros(3, 6))
