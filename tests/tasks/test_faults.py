@@ -169,6 +169,7 @@ def test_a_second_run_of_a_paper_waits_and_finds_everything_done(project, finish
     second = projects.python(project, *RUN, "--no-track")
     until(lambda: "waiting for it" in second.stderr, "the second run said that it waits", second)
     assert f"the paper tiny is being run by process {first.process.pid}: waiting for it" in second.stderr
+    assert "train     ○ being run" in projects.call(project, "show", "tiny", check=True).stdout
     let_go(project)
     assert (first.wait(), second.wait()) == (0, 0), first.stderr + second.stderr
     assert second.stdout.count("cached") == 4
