@@ -114,11 +114,8 @@ def copy_project(folder: Path) -> Path:
     # Long enough for the side-by-side ratio to be about the work and not about the start of Prefect's server.
     for slug in ("tiny_a", "tiny_b"):
         train = folder / "flows" / slug / "train.py"
-        train.write_text(
-            train.read_text()
-            .replace("def train(", BUSY + "\n\ndef train(")
-            .replace(") -> None:\n", ") -> None:\n    busy()\n", 1)
-        )
+        head, body = train.read_text().split("out: Path) -> None:\n")
+        train.write_text(head.replace("def train(", BUSY + "\n\ndef train(") + "out: Path) -> None:\n    busy()\n" + body)
     paperflows(folder, "sync")
     return folder
 

@@ -4,12 +4,11 @@ The flow of a paper has one task per stage, and the task reproduces that DVC sta
 never disagree. An unchanged stage ends in a state of its own, `Cached`.
 """
 
-import contextlib
 import json
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any
@@ -38,9 +37,9 @@ def paper_flow(slug: str) -> Any:
     def flow(profile: str | None = None, settings: dict[str, Any] | None = None, force: bool = False) -> list[dict]:
         prepare()
         project = find_project()
-        with working_place(project, profile, settings or {}) as place:
-            outcomes = run_stages(place, slug, force)
-            _publish(place, slug)
+        place = working_place(project, profile, settings or {})
+        outcomes = run_stages(place, slug, force)
+        _publish(place, slug)
         return [vars(outcome) for outcome in outcomes]
 
     # A worker finds the flow again as `flows.<slug>.flow`.
@@ -49,16 +48,12 @@ def paper_flow(slug: str) -> Any:
     return as_flow(flow, name=slug, description=paper.title, validate_parameters=True, log_prints=False)
 
 
-@contextlib.contextmanager
-def working_place(project: Project, profile: str | None, settings: dict[str, Any]) -> Iterator[Project]:
+def working_place(project: Project, profile: str | None, settings: dict[str, Any]) -> Project:
     """The project itself, or the side workspace of a profile and settings."""
     if profile is None and not settings:
-        yield project
-        return
+        return project
     with _one_workspace_at_a_time:
-        side = workspace.make(project, profile, settings)
-    with workspace.entered(project, side):
-        yield side
+        return workspace.make(project, profile, settings)
 
 
 def run_stages(place: Project, slug: str, force: bool) -> list[dvc.Outcome]:

@@ -27,27 +27,26 @@ def run_papers(
     if not papers:
         raise UserError("there are no papers yet: begin one with `paperflows new`")
     chosen = workspace.full_keys(list(papers), list(settings))
-    with orchestrate.working_place(project, profile, chosen) as place:
-        prepare_papers(place, papers)
-        if not force and orchestrate.up_to_date(place, list(papers)):
-            for slug in papers:
-                for stage in STAGES:
-                    _line(slug, stage, dvc.Outcome(stage, "cached", 0.0))
-                _where(place, slug)
-            return
-        # DVC clears a stage's output before it starts the stage, so what the stage would refuse is refused here.
+    place = orchestrate.working_place(project, profile, chosen)
+    prepare_papers(place, papers)
+    if not force and orchestrate.up_to_date(place, list(papers)):
         for slug in papers:
-            check_parameters(place, slug)
+            for stage in STAGES:
+                _line(slug, stage, dvc.Outcome(stage, "cached", 0.0))
+            _where(place, slug)
+        return
+    # DVC clears a stage's output before it starts the stage, so what the stage would refuse is refused here.
+    for slug in papers:
+        check_parameters(place, slug)
     if tracking_wanted():
         from tasks.tracking import check_reachable, store_uri
 
         check_reachable(store_uri(project))
     begin = time.monotonic()
     orchestrate.run(list(papers), jobs=jobs, profile=profile, settings=chosen, force=force, listener=_line)
-    with orchestrate.working_place(project, profile, chosen) as place:
-        _refresh_ledger(place)
-        for slug in papers:
-            _where(place, slug)
+    _refresh_ledger(place)
+    for slug in papers:
+        _where(place, slug)
     print(f"done in {time.monotonic() - begin:.0f} s")
 
 

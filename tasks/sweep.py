@@ -106,10 +106,10 @@ def _data(project: Project, slug: str, profile: str | None) -> Path:
     from tasks.orchestrate import working_place
     from tasks.runs import prepare_papers
 
-    with working_place(project, profile, {}) as place:
-        prepare_papers(place, {slug: get(slug)})
-        dvc.reproduce(place, slug, "data")
-        return place.artifact(slug, "data")
+    place = working_place(project, profile, {})
+    prepare_papers(place, {slug: get(slug)})
+    dvc.reproduce(place, slug, "data")
+    return place.artifact(slug, "data")
 
 
 def _search(

@@ -5,10 +5,11 @@ import os
 import pytest
 
 from tasks import workspace
+from tasks.dvc import children_told
 from tasks.environment import HOME_VARIABLE, ROOT_VARIABLE
 from tasks.errors import UserError
 from tasks.project import Project
-from tasks.workspace import entered, full_keys, make, name_of, snapshot
+from tasks.workspace import full_keys, make, name_of, snapshot
 
 
 def test_a_name_says_the_profile_and_tells_settings_apart():
@@ -91,14 +92,14 @@ def test_a_refused_workspace_is_not_made(project, profile, settings):
     assert not list(project.scratch.glob("work/*"))
 
 
-def test_entering_is_undone_at_the_end(project, monkeypatch):
+def test_what_children_are_told_is_undone_at_the_end(project, monkeypatch):
     monkeypatch.setenv(ROOT_VARIABLE, "before")
     monkeypatch.delenv(HOME_VARIABLE, raising=False)
-    side = Project(project.root / "side")
+    side = Project(project.root / "side", home=project.root)
     seen = {}
 
     def look():
-        with entered(project, side):
+        with children_told(side.environment()):
             seen.update(os.environ)
             raise KeyError
 
