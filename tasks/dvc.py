@@ -77,14 +77,21 @@ def _address(path: Path, stage: str) -> str:
 
 
 def changes(project: Project, slug: str, repo: Any) -> dict[str, list[str]]:
-    """For each stage of a paper what has changed since it was last reproduced; an empty list: nothing."""
+    """For each stage of a paper what has changed since it was last reproduced; an empty list: nothing.
+
+    While a stage is being run there is no telling, and that is what the list says."""
+    from dvc.lock import LockError
+
     found: dict[str, list[str]] = {}
     with _readable(project):
         for stage in STAGES:
             [loaded] = repo.stage.collect(_address(project.flow(slug) / "dvc.yaml", stage))
-            with repo.lock:
-                report = loaded.status(check_updates=False)
-            found[stage] = sorted(_flat(report))
+            try:
+                with repo.lock:
+                    report = loaded.status(check_updates=False)
+                found[stage] = sorted(_flat(report))
+            except LockError:
+                found[stage] = ["being run"]
     return found
 
 
@@ -157,6 +164,8 @@ def _main() -> None:
         said = {"failed": error.code}
     except UserError as error:
         said = {"error": str(error)}
+    except KeyboardInterrupt:
+        said = {"failed": 130}
     Path(answer).write_text(json.dumps(said), encoding="utf-8")
 
 

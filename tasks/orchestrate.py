@@ -5,6 +5,7 @@ never disagree. An unchanged stage ends in a state of its own, `Cached`.
 """
 
 import json
+import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -161,6 +162,21 @@ def up_to_date(place: Project, papers: Sequence[str]) -> bool:
         return not any(reasons for slug in papers for reasons in dvc.changes(place, slug, repo).values())
 
 
+def _start_server() -> None:
+    """Start Prefect's temporary server, where no other is configured, deaf to Ctrl-C.
+
+    Ctrl-C goes to every process of the terminal: a server that ended with it could not record the interruption, and
+    Prefect would try to reach it for a minute. The run ends its server itself."""
+    from prefect.client.orchestration import get_client
+
+    # A new process inherits which signals are blocked.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        get_client(sync_client=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def run(
     papers: Sequence[str],
     *,
@@ -177,6 +193,7 @@ def run(
     if jobs < 1:
         raise UserError(f"-j {jobs}: at least one paper runs at a time")
     _listener = listener
+    _start_server()
     try:
         if len(papers) == 1:
             paper_flow(papers[0])(profile=profile, settings=settings, force=force)

@@ -10,6 +10,7 @@ from tasks.errors import UserError
 from tasks.files import write_text
 from tasks.paper import STAGES, Paper, discover, slugs
 from tasks.project import Project
+from tasks.stage import check_parameters
 
 
 def run_papers(
@@ -34,6 +35,9 @@ def run_papers(
                 _line(slug, stage, dvc.Outcome(stage, "cached", 0.0))
             _where(place, slug)
         return
+    # DVC clears a stage's output before it starts the stage, so what the stage would refuse is refused here.
+    for slug in papers:
+        check_parameters(place, slug)
     if tracking_wanted():
         from tasks.tracking import check_reachable, store_uri
 
@@ -47,11 +51,11 @@ def run_papers(
 
 
 def prepare_papers(place: Project, papers: dict[str, Paper]) -> None:
-    """Refuse a run whose assets are missing; bring each paper's dvc.yaml in step. Raises UserError."""
-    for paper in papers.values():
-        for asset in paper.assets:
-            if not place.asset(asset).is_dir():
-                raise UserError(f"data/{asset} is missing: run `paperflows fetch {asset}`")
+    """Refuse a run whose assets are missing or altered; bring each paper's dvc.yaml in step. Raises UserError."""
+    from tasks import assets
+
+    for name in sorted({asset for paper in papers.values() for asset in paper.assets}):
+        assets.check(place.root, name)
     texts = {place.flow(slug) / "dvc.yaml": sync.text_of(sync.pipeline(place, paper)) for slug, paper in papers.items()}
     for path, text in texts.items():
         if not path.is_file() or path.read_text(encoding="utf-8") != text:

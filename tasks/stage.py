@@ -1,6 +1,7 @@
 """Running one stage: validated parameters, a temporary folder renamed at the end, fixed seeds, an open MLflow run."""
 
 import contextlib
+import errno
 import hashlib
 import importlib
 import inspect
@@ -61,6 +62,14 @@ def run_stage(project: Project, slug: str, stage: str) -> None:
                 _place(out, target, stage)
             if stage == "evaluate":
                 write_json(project.results(slug) / METRICS, returned)
+
+
+def check_parameters(project: Project, slug: str) -> None:
+    """Raises UserError if the parameters of any stage of a paper are not what the stage takes."""
+    everything = settings.read(project.params)
+    for stage in STAGES:
+        block = settings.block_of(everything, slug, stage)
+        settings.validate(load(slug, stage)[1], block, f"params.yaml, {slug}.{stage}")
 
 
 def load(slug: str, stage: str) -> tuple[Any, type[StageParams]]:
@@ -231,15 +240,28 @@ def _temporary_output(target: Path) -> Iterator[Path]:
     try:
         os.chmod(out, 0o755)
         yield out
-    except OSError as error:
-        if error.errno in _FULL:
-            raise UserError(f"cannot write to {parent}: {error.strerror}; nothing was kept of this stage") from error
+    except Exception as error:
+        full = _full(error, parent)
+        if full:
+            raise UserError(f"cannot write to {parent}: {full}; nothing was kept of this stage") from error
         raise
     finally:
         shutil.rmtree(out, ignore_errors=True)
 
 
-_FULL = {28, 30, 122}  # no space left, read-only file system, quota exceeded
+_FULL = {errno.ENOSPC, errno.EROFS, errno.EDQUOT}
+_SLACK = 64 * 1024  # bytes; a disk with less is full
+
+
+def _full(error: Exception, folder: Path) -> str | None:
+    """Why nothing can be written to `folder`, if that is behind `error`.
+
+    Numpy's and torch's errors say neither errno nor "full" when a write falls short, so the disk is asked as well."""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return error.strerror
+    if not isinstance(error, UserError) and shutil.disk_usage(folder).free < _SLACK:
+        return os.strerror(errno.ENOSPC)
+    return None
 
 
 def _place(out: Path, target: Path, stage: str) -> None:

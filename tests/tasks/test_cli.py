@@ -80,6 +80,23 @@ def test_list_and_show_name_the_paper_its_claims_and_the_next_step(project):
     assert "paperflows run tiny" in shown
 
 
+def test_importing_a_paper_loads_no_heavy_library_and_its_flow_is_prefects(project):
+    code = (
+        "import sys, flows.tiny\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])\n"
+        "from prefect import Flow\nprint(isinstance(flows.tiny.flow, Flow), flows.tiny.flow.name)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=project,
+        env=projects.environment(project),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "[]\nTrue tiny\n"), done.stderr
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     return projects.make_project(tmp_path_factory.mktemp("cli") / "project")

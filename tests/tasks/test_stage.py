@@ -3,10 +3,12 @@
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from tasks.errors import Busy, UserError
+from tasks.stage import _temporary_output as temporary_output
 from tasks.stage import check_metrics, check_names, flatten, folder_digest, hold, read_metrics, reads
 from tests import projects
 
@@ -91,6 +93,35 @@ def test_a_folders_digest_follows_names_and_contents(tmp_path):
     assert one != folder("three", **{"a": "1", "deep/c": "2"})
     assert one != folder("four", **{"a": "1", "deep/b": "3"})
     assert folder("five", **{"a": "12", "b": ""}) != folder("six", **{"a": "1", "b": "2"})
+
+
+def write_and_fail(target, error):
+    with temporary_output(target) as out:
+        (out / "half").touch()
+        raise error
+
+
+def test_an_error_that_a_full_disk_caused_says_so(tmp_path, monkeypatch):
+    """Numpy says `12 requested and 0 written`, with no errno."""
+    error = OSError("12 requested and 0 written")
+    with pytest.raises(OSError, match="12 requested"):
+        write_and_fail(tmp_path / "train", error)
+    monkeypatch.setattr("tasks.stage.shutil.disk_usage", lambda folder: SimpleNamespace(free=0))
+    with pytest.raises(
+        UserError, match=f"^cannot write to {tmp_path}: No space left on device; nothing was kept of this stage$"
+    ):
+        write_and_fail(tmp_path / "train", error)
+    with pytest.raises(UserError, match=r"^the parameters are wrong$"):
+        write_and_fail(tmp_path / "train", UserError("the parameters are wrong"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path):
+    for name in (".train.part.abc", ".data.part.abc"):
+        (tmp_path / name).mkdir()
+    with temporary_output(tmp_path / "train") as out:
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([".data.part.abc", out.name])
+    assert [path.name for path in tmp_path.iterdir()] == [".data.part.abc"]
 
 
 HOLDER = (
