@@ -45,6 +45,9 @@ def boundary_knn_reference(z: Tensor, y: Tensor, k: int = 5) -> tuple[Tensor, Te
     k = _checked(z, y, k)
     if k == 0:
         return _empty(z, k)
+    dtype = z.dtype
+    if z.element_size() < 4:
+        z = z.float()  # as the kernel does; `cdist` has no half precision on the CPU
     # Differences, not the expansion |a|^2 + |b|^2 - 2ab: duplicates must be at distance exactly zero, and ties exact.
     distance = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist")
     distance.fill_diagonal_(torch.inf)
@@ -56,7 +59,7 @@ def boundary_knn_reference(z: Tensor, y: Tensor, k: int = 5) -> tuple[Tensor, Te
     tied = (repeated | ((distance <= bound).sum(1) > k)).nonzero().flatten()
     if tied.numel():
         neighbours[tied] = distance[tied].sort(dim=1, stable=True).indices[:, :k]
-    score = (y[neighbours] != y[:, None]).sum(1).to(z.dtype) / k
+    score = (y[neighbours] != y[:, None]).sum(1).to(dtype) / k
     return score, neighbours
 
 

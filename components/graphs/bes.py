@@ -253,7 +253,9 @@ def gravity_loss(
             f"mode must be 'centroid' or 'rival' and denominator 'both' or 'neg_only', got {mode!r} and {denominator!r}"
         )
     if z.ndim != 2 or not z.shape[0] or centroids.ndim != 2 or centroids.shape[1] != z.shape[1]:
-        raise ValueError(f"z (M, D) and centroids (C, D) must match and M >= 1, got {tuple(z.shape)} and {tuple(centroids.shape)}")
+        raise ValueError(
+            f"z (M, D) and centroids (C, D) must match and M >= 1, got {tuple(z.shape)} and {tuple(centroids.shape)}"
+        )
     check_labels(y, z.shape[0])
     if centroids.shape[0] < 2 or y.min() < 0 or y.max() >= centroids.shape[0]:
         raise ValueError(
@@ -283,7 +285,9 @@ def _root(squared: Tensor) -> Tensor:
     return torch.where(usable, torch.where(usable, squared, 1.0).sqrt(), squared.detach())
 
 
-def _largest_within(attempt: Callable[[float], tuple[Tensor, float]], limit: float, delta: float) -> tuple[Tensor, float, float]:
+def _largest_within(
+    attempt: Callable[[float], tuple[Tensor, float]], limit: float, delta: float
+) -> tuple[Tensor, float, float]:
     """A factor in (0, 1) whose displacement is at most `limit`, and close to it; (outputs, displacement, factor).
 
     `delta` > limit is the displacement at factor 1. The map is a polynomial in its parameters, so in the usual case of a
@@ -604,7 +608,13 @@ class BESPlugin:
     """
 
     def __init__(
-        self, encoder_or_h: nn.Module | Tensor, num_classes: int, *, epochs: int = 100, norm_target: float | None = 32**0.5, **options
+        self,
+        encoder_or_h: nn.Module | Tensor,
+        num_classes: int,
+        *,
+        epochs: int = 100,
+        norm_target: float | None = 32**0.5,
+        **options,
     ):
         if not isinstance(encoder_or_h, (nn.Module, Tensor)):
             raise TypeError(f"encoder_or_H must be a module or a tensor (N, D), got {type(encoder_or_h).__name__}")

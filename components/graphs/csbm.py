@@ -47,7 +47,9 @@ def boundary_csbm(
     ValueError : a parameter out of its range.
     """
     if classes < 2 or n < 2 * classes or dim < 1:
-        raise ValueError(f"at least 2 classes, 2 nodes per class and 1 feature are needed, got n={n}, classes={classes}, dim={dim}")
+        raise ValueError(
+            f"at least 2 classes, 2 nodes per class and 1 feature are needed, got n={n}, classes={classes}, dim={dim}"
+        )
     for name, value in (("boundary", boundary), ("hom", hom), ("boundary_hom", boundary_hom), ("shift", shift)):
         if not 0 <= value <= 1:
             raise ValueError(f"{name} must lie in [0, 1], got {value}")

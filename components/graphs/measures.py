@@ -54,7 +54,9 @@ def expected_calibration_error(confidence: ArrayLike, correct: ArrayLike, bins: 
     """
     confidence, correct = np.asarray(confidence, dtype=np.float64), np.asarray(correct, dtype=np.float64)
     if confidence.ndim != 1 or confidence.shape != correct.shape or not confidence.size:
-        raise ValueError(f"confidence and correct must be two vectors of one length, got {confidence.shape} and {correct.shape}")
+        raise ValueError(
+            f"confidence and correct must be two vectors of one length, got {confidence.shape} and {correct.shape}"
+        )
     if not ((confidence >= 0) & (confidence <= 1)).all():
         raise ValueError("confidence must lie in [0, 1]")
     index = np.minimum((confidence * bins).astype(int), bins - 1)

@@ -6,6 +6,7 @@ validation nodes only; test nodes take part as unlabelled features and edges (tr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -55,6 +56,7 @@ def fit_nodes(
     decay_every: int | None = None,
     eval_every: int = 1,
     shaper: Shaper | None = None,
+    on_evaluation: Callable[[int, float], None] | None = None,
 ) -> Fit:
     """Train a node classifier with cross-entropy and Adam; with a `shaper`, on embeddings that are shaped as it learns.
 
@@ -66,6 +68,8 @@ def fit_nodes(
     epochs, eval_every : validation accuracy is measured every so many epochs and after the last.
     decay_every : epochs after which the learning rate drops tenfold, default never.
     shaper : takes one shaping step before each step of the net; no gradient flows from the net into it.
+    on_evaluation : called with the epoch and its validation accuracy in [0, 1] whenever that is measured; an exception that it
+        raises ends the training.
 
     Raises
     ------
@@ -101,6 +105,8 @@ def fit_nodes(
             logits = net(x, graph)
         accuracy = (logits[val].argmax(1) == val_labels).double().mean().item()
         curve.append((epoch, accuracy, loss.item()))
+        if on_evaluation is not None:
+            on_evaluation(epoch, accuracy)
         if best is None or accuracy > best.val_accuracy:
             shaped = {} if shaper is None else {"z": shaper.z.clone(), "phi": _copy(shaper.phi)}
             best = Fit(accuracy, epoch, logits, _copy(net), curve, records=records or None, **shaped)

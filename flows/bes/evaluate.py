@@ -14,11 +14,10 @@ from sklearn.metrics import f1_score, roc_auc_score
 
 from components.graphs.bes import class_centroids
 from components.graphs.measures import expected_calibration_error, shift_score
-from components.stats import paired_difference, summarise
+from components.stats import Metrics, paired_difference, summarise
 from flows.bes.arms import ABLATIONS, ARMS, METHODS, RIVALS
 from flows.bes.store import read_graph, read_parts
 from tasks import track
-from tasks.claims import Metrics
 from tasks.params import StageParams
 
 # Differences that the claims and the report need, where both methods were measured on the same splits.
@@ -85,7 +84,9 @@ def nodes(p: Params, data: Path, train: Path) -> tuple[list[dict[str, Any]], pd.
                 found["mean_shift"] = 100 * after[test].mean()
                 # Without the decoder: what a map of single nodes can do by itself.
                 found["centroid_accuracy"] = 100 * (nearest == y)[torch.from_numpy(test)].double().mean().item()
-            rows += [{"dataset": dataset, "seed": seed, "method": method, "metric": k, "value": float(v)} for k, v in found.items()]
+            rows += [
+                {"dataset": dataset, "seed": seed, "method": method, "metric": k, "value": float(v)} for k, v in found.items()
+            ]
             predictions.append(
                 pd.DataFrame(
                     {
@@ -163,6 +164,8 @@ def evaluate(p: Params, data: Path, train: Path, out: Path) -> Metrics:
     """Writes predictions.parquet and returns the metrics, `<data set>/<metric>` by method."""
     rows, predictions = nodes(p, data, train)
     order = {method: position for position, method in enumerate(METHODS)}
-    predictions = predictions.sort_values(["dataset", "seed", "method", "node"], key=lambda c: c.map(order) if c.name == "method" else c)
+    predictions = predictions.sort_values(
+        ["dataset", "seed", "method", "node"], key=lambda c: c.map(order) if c.name == "method" else c
+    )
     predictions.to_parquet(out / "predictions.parquet", index=False)
     return summaries(rows + links(train) + chosen(train))

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from pydantic import Field
 from safetensors.numpy import load_file
 
+from components.stats import Metrics
 from flows.bes import paper
 from flows.bes.arms import ABLATIONS, LINK_ARMS, METHODS
 from flows.bes.store import read_graph, read_parts
-from tasks.claims import Metrics
 from tasks.params import StageParams
 from tasks.report import COLOURS, Report, style
 
@@ -71,10 +71,30 @@ def difference_figure(metrics: Metrics, datasets: list[str]) -> Figure:
             cell = metrics[pair][f"{dataset}/accuracy"]
             # Splits side by side rather than on top of each other.
             offsets = np.linspace(-0.18, 0.18, cell["n"]) if cell["n"] > 1 else [0.0]
-            axis.scatter(cell["values"], position + np.asarray(offsets), s=16, color=COLOURS["sky"], label="one split" if not position else None)
+            axis.scatter(
+                cell["values"],
+                position + np.asarray(offsets),
+                s=16,
+                color=COLOURS["sky"],
+                label="one split" if not position else None,
+            )
             if cell["ci95"] is not None:
-                axis.plot(cell["ci95"], [position] * 2, color="black", lw=1.6, label="95% interval of the mean" if not position else None)
-            axis.scatter([cell["mean"]], [position], s=42, marker="D", color=COLOURS["vermillion"], zorder=3, label="mean" if not position else None)
+                axis.plot(
+                    cell["ci95"],
+                    [position] * 2,
+                    color="black",
+                    lw=1.6,
+                    label="95% interval of the mean" if not position else None,
+                )
+            axis.scatter(
+                [cell["mean"]],
+                [position],
+                s=42,
+                marker="D",
+                color=COLOURS["vermillion"],
+                zorder=3,
+                label="mean" if not position else None,
+            )
         axis.axvline(0, color="#565e68", lw=1)
         axis.set_title(f"{NAMES[dataset]} (n = {cell['n']} splits)")
         axis.set_xlabel("difference in test accuracy (percentage points)")
@@ -94,7 +114,16 @@ def shift_figure(predictions: pd.DataFrame, datasets: list[str]) -> Figure:
             by_split = 100 * rows.pivot_table(index="shift_before", columns="seed", values="correct", aggfunc="mean")
             error = by_split.std(axis=1, ddof=1) / np.sqrt(by_split.count(axis=1))
             x = by_split.index.to_numpy() + 0.012 * (shift - 1)
-            axis.errorbar(x, by_split.mean(axis=1), error.fillna(0), color=COLOURS[colour], marker=marker, ls=dashes, capsize=2, label=method)
+            axis.errorbar(
+                x,
+                by_split.mean(axis=1),
+                error.fillna(0),
+                color=COLOURS[colour],
+                marker=marker,
+                ls=dashes,
+                capsize=2,
+                label=method,
+            )
         rows = predictions[(predictions["dataset"] == dataset) & (predictions["method"] == "BES")]
         share = rows["shift_before"].value_counts(normalize=True).sort_index()
         axis.set_xticks(share.index, [f"{value:.1f}\n{part:.0%}" for value, part in share.items()])
@@ -120,7 +149,13 @@ def epoch_figure(boundary: pd.DataFrame, datasets: list[str]) -> Figure:
         for position, dataset in enumerate(datasets):
             colour = (COLOURS["blue"], COLOURS["vermillion"], COLOURS["green"], COLOURS["purple"], COLOURS["orange"])[position]
             runs = boundary[boundary["dataset"] == dataset].pivot_table(index="epoch", columns="seed", values=column)
-            axis.plot(runs.index, runs.mean(axis=1), color=colour, ls=("-", "--", "-.", ":", "-")[position], label=f"{NAMES[dataset]}, n = {runs.shape[1]}")
+            axis.plot(
+                runs.index,
+                runs.mean(axis=1),
+                color=colour,
+                ls=("-", "--", "-.", ":", "-")[position],
+                label=f"{NAMES[dataset]}, n = {runs.shape[1]}",
+            )
             axis.fill_between(runs.index, runs.min(axis=1), runs.max(axis=1), color=colour, alpha=0.15, lw=0)
         axis.set_xlabel("epoch")
         axis.set_ylabel(label)
@@ -187,15 +222,35 @@ def report(p: Params, metrics: Metrics, data: Path, train: Path, evaluate: Path,
         for dataset in datasets:
             r.text(findings(metrics, dataset))
         caption = "Paired differences: methods share split, encoders and decoder seed, so that only these say something; one split's own error is over a point."
-        r.figure(difference_figure(metrics, datasets), "differences", caption=caption, alt="Dot plot of accuracy differences per split, with means and 95% intervals, for BES against GCN, frozen, all, random and the best baseline.")
+        r.figure(
+            difference_figure(metrics, datasets),
+            "differences",
+            caption=caption,
+            alt="Dot plot of accuracy differences per split, with means and 95% intervals, for BES against GCN, frozen, all, random and the best baseline.",
+        )
         r.section("The boundary")
         caption = "Test accuracy by the share of a node's five nearest training nodes, on frozen embeddings, that carry another label. Bars: one standard error over splits."
-        r.figure(shift_figure(predictions, datasets), "shift", caption=caption, alt="Accuracy falls steeply with the shift score for GCN, frozen and BES alike.")
+        r.figure(
+            shift_figure(predictions, datasets),
+            "shift",
+            caption=caption,
+            alt="Lines of test accuracy against the shift score, for GCN, frozen and BES.",
+        )
         for dataset in datasets:
             caption = f"{NAMES[dataset]}, split {p.shown_split}: training embeddings, with the hard nodes that shaping pulls. Both panels share the axes of the left one."
-            r.figure(embedding_figure(p, data, train, dataset), f"embeddings-{dataset}", caption=caption, alt="Two scatter plots of training embeddings by class, hard nodes circled where classes meet.")
+            r.figure(
+                embedding_figure(p, data, train, dataset),
+                f"embeddings-{dataset}",
+                caption=caption,
+                alt="Two scatter plots of training embeddings by class, hard nodes circled where classes meet.",
+            )
         caption = "Shaping over epochs: mean and range over splits. The limit on the displacement is max_shift."
-        r.figure(epoch_figure(pd.read_parquet(train / "boundary.parquet"), datasets), "epochs", caption=caption, alt="Three line plots over epochs: number of hard nodes, mean displacement and gravity loss.")
+        r.figure(
+            epoch_figure(pd.read_parquet(train / "boundary.parquet"), datasets),
+            "epochs",
+            caption=caption,
+            alt="Three line plots over epochs: number of hard nodes, mean displacement and gravity loss.",
+        )
         r.section("All methods")
         columns = ["method", *(f"{NAMES[d]}, {kind}" for d in datasets for kind in ("all", "boundary"))]
         rows = [
@@ -217,9 +272,15 @@ def report(p: Params, metrics: Metrics, data: Path, train: Path, evaluate: Path,
             ]
             columns = ["method", *(f"{NAMES[d]}, {kind}" for d in linked for kind in ("accuracy", "AUC"))]
             n = metrics["BES"][f"{linked[0]}/link_accuracy"]["n"]
-            r.table(columns, rows, caption=f"Link prediction in percent, n = {n} splits of the edges. Encoders trained for links, or (label encoders) for labels.")
+            r.table(
+                columns,
+                rows,
+                caption=f"Link prediction in percent, n = {n} splits of the edges. Encoders trained for links, or (label encoders) for labels.",
+            )
         if text := negatives(metrics, datasets):
             r.section("Variants and what does not work")
-            r.text("Differences to the frozen control in percentage points, on the splits on which the variants run:\n\n" + text)
+            r.text(
+                "Differences to the frozen control in percentage points, on the splits on which the variants run:\n\n" + text
+            )
         r.parameters(p)
         r.write()

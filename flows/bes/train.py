@@ -6,6 +6,7 @@ is made on validation nodes; the labels of test nodes are blanked before anythin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -76,7 +77,9 @@ class Baselines(Strict):
     """Every baseline is tried with each width, and the better on validation nodes is kept, split by split."""
 
     epochs: int = Field(200, ge=1, description="epochs")
-    hidden: list[int] = Field([16, 64], min_length=1, description="widths tried; SGC, which has none, tries as many weight decays")
+    hidden: list[int] = Field(
+        [16, 64], min_length=1, description="widths tried; SGC, which has none, tries as many weight decays"
+    )
     lr: float = Field(0.01, gt=0, description="Adam's learning rate")
     weight_decay: float = Field(5e-4, ge=0, description="L2 penalty")
     dropout: float = Field(0.5, ge=0, lt=1, description="on inputs and hidden units")
@@ -153,7 +156,9 @@ def train_encoder(job: Job, problem: Problem) -> tuple[TwoViewEncoder, torch.Ten
     return cut(job, nets, problem.x, problem.graph)
 
 
-def cut(job: Job, nets: list[torch.nn.Module], x: torch.Tensor, graph: SparseGraph) -> tuple[TwoViewEncoder, torch.Tensor, float]:
+def cut(
+    job: Job, nets: list[torch.nn.Module], x: torch.Tensor, graph: SparseGraph
+) -> tuple[TwoViewEncoder, torch.Tensor, float]:
     encoder = TwoViewEncoder.cut_from(nets)
     with torch.no_grad():
         h, scale = rescale(encoder(x, graph), job.p.norm_target)
@@ -184,23 +189,39 @@ def shaper_of(job: Job, h: torch.Tensor, problem: Problem, changes: dict[str, An
     return Shaper(h, problem.y, problem.train, problem.classes, n_views=views, seed=job.seed, **options)
 
 
-def train_arm(job: Job, problem: Problem, h: torch.Tensor, changes: dict[str, Any]) -> tuple[Fit, torch.Tensor]:
+def train_arm(
+    job: Job,
+    problem: Problem,
+    h: torch.Tensor,
+    changes: dict[str, Any],
+    on_evaluation: Callable[[int, float], None] | None = None,
+) -> tuple[Fit, torch.Tensor]:
     """Shaping and decoder, the same decoder seed for every arm of a split; and the hard nodes at the chosen epoch."""
     d = job.p.decoder
     shaper = shaper_of(job, h, problem, changes)
     torch.manual_seed(job.seed)
     decoder = ChebDecoder(h.shape[1], problem.classes, d.hidden, dropout=d.dropout, legacy_head=d.legacy_head)
     options = d.model_dump(include={"epochs", "lr", "weight_decay", "decay_every", "eval_every"})
-    fit = fit_nodes(decoder, h, problem.graph, problem.y, problem.train, problem.val, shaper=shaper, **options)
+    fit = fit_nodes(
+        decoder, h, problem.graph, problem.y, problem.train, problem.val, shaper=shaper, on_evaluation=on_evaluation, **options
+    )
     shaper.z = fit.z
     return fit, shaper.detect().nodes
+
+
+def tell_sweep(epoch: int, accuracy: float) -> None:
+    """A sweep compares the latest validation accuracy of each split, and may end the trial here."""
+    track.step(epoch, validation_accuracy=100 * accuracy)
 
 
 def run_nodes(job: Job) -> dict[str, Any]:
     """Every method on one split; the tables' rows and the checkpoint's tensors."""
     problem = problem_of(job)
     encoder, h, scale = train_encoder(job, problem)
-    tensors = {f"encoder/{name}": value for name, value in encoder.state_dict().items()} | {"h": h, "scale": torch.tensor(scale)}
+    tensors = {f"encoder/{name}": value for name, value in encoder.state_dict().items()} | {
+        "h": h,
+        "scale": torch.tensor(scale),
+    }
     tables: dict[str, list[pd.DataFrame]] = {"runs": [], "history": [], "boundary": [], "probabilities": []}
     nodes = problem.test.nonzero().flatten()
     for method in job.methods:
@@ -208,16 +229,21 @@ def run_nodes(job: Job) -> dict[str, Any]:
             fit, setting = train_baseline(job, problem, BASELINES[method])
         else:
             changes = ARMS.get(method, ABLATIONS.get(method))
-            fit, hard = train_arm(job, problem, h, changes)
+            fit, hard = train_arm(job, problem, h, changes, tell_sweep if method == "BES" else None)
             setting = " ".join(f"{key}={value}" for key, value in sorted(changes.items()))
             tensors |= {f"{method}/phi/{name}": value for name, value in fit.phi.items()}
             if method in ARMS:
                 tensors |= {f"{method}/z": fit.z, f"{method}/hard": hard}
         tensors |= {f"{method}/net/{name}": value for name, value in fit.state.items()}
         probabilities = torch.softmax(fit.scores[nodes], dim=1).numpy()
-        tables["probabilities"].append(pd.DataFrame({"method": method, "node": nodes.numpy(), "probabilities": list(probabilities)}))
+        tables["probabilities"].append(
+            pd.DataFrame({"method": method, "node": nodes.numpy(), "probabilities": list(probabilities)})
+        )
         add_run(tables, method, fit, setting)
-    return {"tables": {name: pd.concat(frames, ignore_index=True) for name, frames in tables.items() if frames}, "tensors": tensors}
+    return {
+        "tables": {name: pd.concat(frames, ignore_index=True) for name, frames in tables.items() if frames},
+        "tensors": tensors,
+    }
 
 
 def add_run(tables: dict[str, list[pd.DataFrame]], method: str, fit: Fit, setting: str) -> None:
@@ -258,7 +284,10 @@ def run_links(job: Job) -> dict[str, Any]:
         columns = {"u": pairs[0], "v": pairs[1], "is_edge": is_edge, "probability": torch.sigmoid(fit.scores).numpy()}
         tables["links"].append(pd.DataFrame({"method": method, **columns}))
         add_run(tables, method, fit, setting)
-    return {"tables": {name: pd.concat(frames, ignore_index=True) for name, frames in tables.items() if frames}, "tensors": tensors}
+    return {
+        "tables": {name: pd.concat(frames, ignore_index=True) for name, frames in tables.items() if frames},
+        "tensors": tensors,
+    }
 
 
 def link_embeddings(job: Job, problem: Problem, split, task: str, options: dict[str, int]) -> torch.Tensor:
@@ -269,7 +298,9 @@ def link_embeddings(job: Job, problem: Problem, split, task: str, options: dict[
     for kind in VIEWS[job.dataset]:
         torch.manual_seed(job.seed)
         net = TwoLayerNet(kind, problem.x.shape[1], e.hidden, e.hidden, e.dropout, TwoViewEncoder.heads(e.hidden))
-        fit_links(LinkNet(net, InnerProduct()), problem.x, problem.graph, split, lr=e.lr, weight_decay=e.weight_decay, **options)
+        fit_links(
+            LinkNet(net, InnerProduct()), problem.x, problem.graph, split, lr=e.lr, weight_decay=e.weight_decay, **options
+        )
         nets.append(net)
     return cut(job, nets, problem.x, problem.graph)[1]
 
@@ -333,7 +364,6 @@ def train(p: Params, data: Path, out: Path) -> None:
     """Writes checkpoints/*.safetensors and the tables runs, history, boundary, probabilities and links (.parquet)."""
     (out / "checkpoints").mkdir()
     tables: dict[str, list[pd.DataFrame]] = {}
-    accuracies: list[float] = []
 
     def keep(job: Job, result: dict[str, Any]) -> None:
         name = f"{job.dataset}-{job.seed}" + ("-links" if job.task == "links" else "")
@@ -345,10 +375,6 @@ def train(p: Params, data: Path, out: Path) -> None:
             frame.insert(2, "task", job.task)
             tables.setdefault(table, []).append(frame)
         log(job, result)
-        runs = result["tables"]["runs"]
-        if job.task == "nodes" and "BES" in set(runs["method"]):
-            accuracies.append(100 * runs.loc[runs["method"] == "BES", "validation_accuracy"].item())
-            track.step(len(accuracies), validation_accuracy=float(np.mean(accuracies)))
 
     fanout(run_job, jobs_of(p, data), label="splits", threads=p.threads, seed=p.seed, on_result=keep)
     for name, frames in sorted(tables.items()):

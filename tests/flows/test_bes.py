@@ -54,7 +54,9 @@ def run(folder: Path, *names: str) -> dict:
         out.mkdir(parents=True)
         torch.manual_seed(0)
         p = params(name, "smoke", **SMALL.get(name, {}))
-        inputs = {"data": {"assets": {}}}.get(name, {n: folder / n for n in ("data", "train")[: {"train": 1, "evaluate": 2}.get(name, 0)]})
+        inputs = {"data": {"assets": {}}}.get(
+            name, {n: folder / n for n in ("data", "train")[: {"train": 1, "evaluate": 2}.get(name, 0)]}
+        )
         returned = getattr(stage(name), name)(p, **inputs, out=out)
         metrics = returned or metrics
     return metrics
@@ -84,7 +86,12 @@ def hashes(folder: Path) -> dict[str, str]:
 def cell(*values):
     half = 1.0 if len(values) > 1 else None
     mean = sum(values) / len(values)
-    return {"mean": mean, "ci95": None if half is None else [mean - half, mean + half], "n": len(values), "values": list(values)}
+    return {
+        "mean": mean,
+        "ci95": None if half is None else [mean - half, mean + half],
+        "n": len(values),
+        "values": list(values),
+    }
 
 
 def test_rules_are_those_fixed_before_the_run():
@@ -310,7 +317,11 @@ def test_paper_profile_trains_every_data_sets_own_views_on_a_cut(monkeypatch, tm
         nodes = 120 if dataset == "csbm" else 90
         assert stored["h"].shape == (nodes, 32) and stored["BES/z"].shape == (nodes, 32)
         assert len({name.split("/")[1].split(".")[1] for name in stored if name.startswith("encoder/")}) == len(kinds) == 2
-    assert VIEWS["wikics"] == ("cheb", "gatv2") and VIEWS["pubmed"] == ("cheb", "graphconv") and VIEWS["citeseer"] == ("sgc", "ssgc")
+    assert (
+        VIEWS["wikics"] == ("cheb", "gatv2")
+        and VIEWS["pubmed"] == ("cheb", "graphconv")
+        and VIEWS["citeseer"] == ("sgc", "ssgc")
+    )
 
 
 def test_store_round_trip(tmp_path):

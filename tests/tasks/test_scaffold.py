@@ -66,7 +66,16 @@ def test_names_that_python_or_the_parameters_use_are_refused(project, slug):
 def test_the_written_paper_passes_its_own_test(tmp_path):
     folder = projects.make_project(tmp_path / "project")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-rp", "--import-mode=importlib", "-p", "no:cacheprovider", "tests/flows/test_tiny.py"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-rp",
+            "--import-mode=importlib",
+            "-p",
+            "no:cacheprovider",
+            "tests/flows/test_tiny.py",
+        ],
         cwd=folder,
         env=projects.environment(folder),
         capture_output=True,

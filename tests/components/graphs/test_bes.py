@@ -183,7 +183,9 @@ def test_attention_block_agrees_with_torchs():
     torch.testing.assert_close(phi.block(tokens.reshape(7, 12)), expected.reshape(7, 12))
 
 
-@pytest.mark.parametrize("options", [{"dim": 7}, {"dim": 6, "tokens": "views"}, {"dim": 8, "heads": 0}, {"dim": 8, "tokens": "x"}])
+@pytest.mark.parametrize(
+    "options", [{"dim": 7}, {"dim": 6, "tokens": "views"}, {"dim": 8, "heads": 0}, {"dim": 8, "tokens": "x"}]
+)
 def test_map_rejects_bad_sizes(options):
     with pytest.raises(ValueError, match=r"multiple of views x heads|tokens must be"):
         BoundaryAttention(**options)
@@ -359,7 +361,11 @@ def test_grad_scale_does_not_commit_the_virtual_step():
 def test_step_rejects_bad_options():
     phi, h = BoundaryAttention(4), torch.randn(5, 4)
     optimizer = torch.optim.SGD(phi.parameters(), lr=0.1)
-    for options, says in (({"scale": "x"}, "scale must be"), ({"alpha": 0.0}, "must be positive"), ({"max_shift": -1.0}, "positive")):
+    for options, says in (
+        ({"scale": "x"}, "scale must be"),
+        ({"alpha": 0.0}, "must be positive"),
+        ({"max_shift": -1.0}, "positive"),
+    ):
         with pytest.raises(ValueError, match=says):
             displacement_step(phi, pull(h), h, optimizer, **options)
 
