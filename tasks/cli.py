@@ -22,12 +22,11 @@ def main() -> int:
     """Entry point. Exit codes: 0 done; 1 a run failed; 2 something that the person who called can mend; 130 interrupted."""
     prepare()
     try:
-        app(standalone_mode=False)
+        # Without standalone mode, `typer.Exit(code)` comes back as a value.
+        code = app(standalone_mode=False)
     except UserError as error:
         _error(str(error))
         return 2
-    except typer.Exit as done:
-        return done.exit_code
     except KeyboardInterrupt:
         _error("interrupted; finished stages are kept")
         return 130
@@ -35,8 +34,7 @@ def main() -> int:
         code = _known(error)
         if code is None:
             raise
-        return code
-    return 0
+    return code if isinstance(code, int) else 0
 
 
 def _known(error: Exception) -> int | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tasks import dvc
 from tasks.errors import UserError
+from tasks.files import PART
 from tasks.paper import STAGES, discover
 from tasks.project import Project
 
@@ -89,7 +90,7 @@ def _crashes(project: Project) -> Iterator[Finding]:
     parts = [
         path
         for folder in (project.root / "artifacts", project.root / "results")
-        for path in folder.glob("**/.*.part.*")
+        for path in folder.glob(f"**/.*{PART}*")
         if not _running(project, path)
     ]
     yield Finding(
@@ -109,7 +110,7 @@ def _crashes(project: Project) -> Iterator[Finding]:
 
 def _running(project: Project, part) -> bool:
     """Whether some stage of the paper runs: its temporary folder is in use then."""
-    slug = part.name[1:].split(".part.")[0] if part.parent.name == "results" else part.parent.name
+    slug = part.name[1:].split(PART)[0] if part.parent.name == "results" else part.parent.name
     locks = project.scratch / "locks"
     return any(not _free(locks / f"{slug}.{stage}.lock") for stage in STAGES)
 

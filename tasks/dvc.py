@@ -7,6 +7,7 @@ the graph of all papers. Its lock is held only while it looks and records, not w
 import contextlib
 import json
 import logging
+import os
 import subprocess
 import sys
 import tempfile
@@ -76,14 +77,21 @@ def _address(path: Path, stage: str) -> str:
 
 
 def changes(project: Project, slug: str, repo: Any) -> dict[str, list[str]]:
-    """For each stage of a paper what has changed since it was last reproduced; an empty list: nothing."""
+    """For each stage of a paper what has changed since it was last reproduced; an empty list: nothing.
+
+    While a stage is being run there is no telling, and that is what the list says."""
+    from dvc.lock import LockError
+
     found: dict[str, list[str]] = {}
     with _readable(project):
         for stage in STAGES:
             [loaded] = repo.stage.collect(_address(project.flow(slug) / "dvc.yaml", stage))
-            with repo.lock:
-                report = loaded.status(check_updates=False)
-            found[stage] = sorted(_flat(report))
+            try:
+                with repo.lock:
+                    report = loaded.status(check_updates=False)
+                found[stage] = sorted(_flat(report))
+            except LockError:
+                found[stage] = ["being run"]
     return found
 
 
@@ -132,7 +140,7 @@ def _in_own_process(project: Project, slug: str, stage: str, force: bool) -> Out
     """DVC's table of readers and writers knows processes, not threads: papers side by side need one process each."""
     with tempfile.NamedTemporaryFile(suffix=".json") as answer:
         words = [sys.executable, "-m", "tasks.dvc", slug, stage, answer.name, *(["--force"] if force else [])]
-        done = subprocess.run(words, cwd=project.root, check=False)
+        done = subprocess.run(words, cwd=project.root, env=os.environ | project.environment(), check=False)
         text = answer.read()
     if text:
         said = json.loads(text)
@@ -151,11 +159,13 @@ def _main() -> None:
 
     prepare()
     try:
-        said = vars(reproduce(find_project(Path.cwd()), slug, stage, force="--force" in rest))
+        said = vars(reproduce(find_project(), slug, stage, force="--force" in rest))
     except StageFailed as error:
         said = {"failed": error.code}
     except UserError as error:
         said = {"error": str(error)}
+    except KeyboardInterrupt:
+        said = {"failed": 130}
     Path(answer).write_text(json.dumps(said), encoding="utf-8")
 
 
@@ -167,7 +177,7 @@ def _reproduce_once(project: Project, path: Path, stage: str, force: bool) -> st
     marker = _ExecutionMarker()
     name = path.parent.name if path.parent != project.root else "the project"
     try:
-        with opened(project) as repo, _readable(project), marker.watching():
+        with opened(project) as repo, _readable(project), marker.watching(), children_told(project.environment()):
             done = repo.reproduce(_address(path, stage), single_item=True, force=force)
     except ReproductionError as error:
         cause = error.__cause__
@@ -185,6 +195,21 @@ def _reproduce_once(project: Project, path: Path, stage: str, force: bool) -> st
     if not done:
         return "cached"
     return "executed" if marker.seen else "restored"
+
+
+@contextlib.contextmanager
+def children_told(wanted: dict[str, str]) -> Iterator[None]:
+    """Within the block, processes started here find `wanted` in their environment; DVC hands on this process's own."""
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 class _ExecutionMarker(logging.Handler):

@@ -16,7 +16,7 @@ def workers() -> int:
     text = os.environ.get(WORKERS_VARIABLE)
     if text is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise UserError(f"{WORKERS_VARIABLE} is {text!r}: a whole number from 1 is wanted")
     return int(text)
 

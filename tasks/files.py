@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+PART = ".part."  # in the name of every hidden folder that is not in its place yet; a crash may leave one
+
 
 @contextlib.contextmanager
 def atomic_writer(path: Path) -> Iterator[TextIO]:
@@ -39,15 +41,22 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def replace_folder(new: Path, target: Path) -> None:
-    """Put the folder `new` where `target` is; there is no moment with half a folder in that place."""
+    """Put the folder `new` where `target` is; there is no moment with half a folder in that place.
+
+    When it cannot be put there, what was there stays."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    if target.exists():
-        old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
-        os.replace(target, old / "x")
+    if not target.exists():
         os.replace(new, target)
-        shutil.rmtree(old)
-    else:
+        return
+    aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}{PART}old."))
+    os.replace(target, aside / "old")
+    try:
         os.replace(new, target)
+    except BaseException:
+        os.replace(aside / "old", target)
+        raise
+    finally:
+        shutil.rmtree(aside)
 
 
 def _umask() -> int:

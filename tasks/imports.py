@@ -1,8 +1,8 @@
 """Which files of this project a module imports, found by reading the source, transitively.
 
 DVC reruns a stage when one of these changes, so the list must be whole, and no longer than it has to be. Package
-`__init__` files of components and kernels only pass names on: a module that is reached through one depends on that file
-and on the modules that define the names it asked for, not on everything else that the package offers.
+`__init__` files only pass names on: a module that asks one for a name depends on the module that defines that name, not on
+everything else that the package offers.
 """
 
 import ast
@@ -75,17 +75,20 @@ def _module(name: str, root: Path) -> list[Path]:
     return []
 
 
-def _definition(module: str, name: str, root: Path) -> list[Path]:
-    """Where `from module import name` leads: the module's file, and through a package's re-export to the defining one."""
+def _definition(module: str, name: str, root: Path, asked: frozenset[tuple[str, str]] = frozenset()) -> list[Path]:
+    """Where `from module import name` leads: the module's file, or through a package's re-export to the defining one.
+
+    asked: what led here, so that packages which import a name from each other come to an end."""
     here = _module(module, root)
-    if not here or here[0].name != "__init__.py":
+    if not here or here[0].name != "__init__.py" or name == "*" or (module, name) in asked:
         return here
     for node in ast.walk(_parse(here[0])):
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
-                if name in (alias.asname or alias.name, "*"):
+                if name == (alias.asname or alias.name):
                     origin = _absolute(node, here[0], root)
-                    return [*_module(f"{origin}.{alias.name}", root), *_definition(origin, alias.name, root)]
+                    submodule = _module(f"{origin}.{alias.name}", root)
+                    return submodule or _definition(origin, alias.name, root, asked | {(module, name)})
     return here
 
 

@@ -4,11 +4,11 @@ The flow of a paper has one task per stage, and the task reproduces that DVC sta
 never disagree. An unchanged stage ends in a state of its own, `Cached`.
 """
 
-import contextlib
 import json
+import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any
@@ -37,9 +37,9 @@ def paper_flow(slug: str) -> Any:
     def flow(profile: str | None = None, settings: dict[str, Any] | None = None, force: bool = False) -> list[dict]:
         prepare()
         project = find_project()
-        with working_place(project, profile, settings or {}) as place:
-            outcomes = run_stages(place, slug, force)
-            _publish(place, slug)
+        place = working_place(project, profile, settings or {})
+        outcomes = run_stages(place, slug, force)
+        _publish(place, slug)
         return [vars(outcome) for outcome in outcomes]
 
     # A worker finds the flow again as `flows.<slug>.flow`.
@@ -48,16 +48,12 @@ def paper_flow(slug: str) -> Any:
     return as_flow(flow, name=slug, description=paper.title, validate_parameters=True, log_prints=False)
 
 
-@contextlib.contextmanager
-def working_place(project: Project, profile: str | None, settings: dict[str, Any]) -> Iterator[Project]:
+def working_place(project: Project, profile: str | None, settings: dict[str, Any]) -> Project:
     """The project itself, or the side workspace of a profile and settings."""
     if profile is None and not settings:
-        yield project
-        return
+        return project
     with _one_workspace_at_a_time:
-        side = workspace.make(project, profile, settings)
-    with workspace.entered(project, side):
-        yield side
+        return workspace.make(project, profile, settings)
 
 
 def run_stages(place: Project, slug: str, force: bool) -> list[dvc.Outcome]:
@@ -166,6 +162,21 @@ def up_to_date(place: Project, papers: Sequence[str]) -> bool:
         return not any(reasons for slug in papers for reasons in dvc.changes(place, slug, repo).values())
 
 
+def _start_server() -> None:
+    """Start Prefect's temporary server, where no other is configured, deaf to Ctrl-C.
+
+    Ctrl-C goes to every process of the terminal: a server that ended with it could not record the interruption, and
+    Prefect would try to reach it for a minute. The run ends its server itself."""
+    from prefect.client.orchestration import get_client
+
+    # A new process inherits which signals are blocked.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        get_client(sync_client=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def run(
     papers: Sequence[str],
     *,
@@ -182,6 +193,7 @@ def run(
     if jobs < 1:
         raise UserError(f"-j {jobs}: at least one paper runs at a time")
     _listener = listener
+    _start_server()
     try:
         if len(papers) == 1:
             paper_flow(papers[0])(profile=profile, settings=settings, force=force)

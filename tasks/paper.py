@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import keyword
 import pkgutil
 import re
 from collections.abc import Sequence
@@ -91,6 +92,8 @@ class Paper:
 def check_slug(slug: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", slug):
         raise UserError(f"{slug!r} is no paper's short name: small letters, digits and _, starting with a letter")
+    if keyword.iskeyword(slug):
+        raise UserError(f"{slug!r} is no paper's short name: Python keeps the word for itself, so it cannot be imported")
     return slug
 
 
@@ -102,9 +105,9 @@ def check_stage(stage: str) -> str:
 
 def slugs() -> list[str]:
     """The short names of all papers, sorted, without importing any of them."""
-    import flows
-
-    return sorted(module.name for module in pkgutil.iter_modules(flows.__path__) if module.ispkg)
+    # By name: this package knows that there are papers, not which.
+    package = importlib.import_module("flows")
+    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
 
 
 def get(slug: str) -> Paper:

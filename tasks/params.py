@@ -6,8 +6,8 @@ Every stage depends on this file, so it holds nothing else. Reading `params.yaml
 from pydantic import BaseModel, Field
 
 
-class Strict(BaseModel, extra="forbid", frozen=True):
-    """A group of parameters; an unknown key is an error."""
+class Strict(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
+    """A group of parameters; an unknown key and a number that is not finite are errors."""
 
 
 class StageParams(Strict):

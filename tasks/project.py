@@ -12,17 +12,19 @@ PARAMS = "params.yaml"
 
 @dataclass(frozen=True)
 class Project:
-    """A folder with `params.yaml` and `flows/`."""
+    """A folder with `params.yaml` and `flows/`; `home` owns the tracking store, and is another where this one is a side
+    workspace."""
 
     root: Path
+    home: Path | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "root", Path(self.root).resolve())
+        object.__setattr__(self, "home", Path(self.home or self.root).resolve())
 
-    @property
-    def home(self) -> Path:
-        """The project that owns the tracking store: this one, unless it is a side workspace of another."""
-        return Path(os.environ.get(HOME_VARIABLE) or self.root)
+    def environment(self) -> dict[str, str]:
+        """What a process has to find in its environment to work in this project."""
+        return {ROOT_VARIABLE: str(self.root), HOME_VARIABLE: str(self.home)}
 
     @property
     def params(self) -> Path:
@@ -57,7 +59,7 @@ def find_project(start: Path | None = None) -> Project:
     if named:
         if not (Path(named) / PARAMS).is_file():
             raise UserError(f"{ROOT_VARIABLE} is {named}, but there is no {PARAMS} in that folder")
-        return Project(Path(named))
+        return Project(Path(named), os.environ.get(HOME_VARIABLE))
     here = Path(start or Path.cwd()).resolve()
     for folder in (here, *here.parents, Path(__file__).resolve().parent.parent):
         if (folder / PARAMS).is_file() and (folder / "flows").is_dir():

@@ -4,8 +4,6 @@ They stand in a module rather than in data files so that DVC, which follows a st
 Every value is escaped by jinja2's autoescape; only text that `markdown-it` rendered with HTML disabled is marked as safe.
 """
 
-# ruff: noqa: E501 - markup and declarations read better on one line
-
 STYLE = """
 :root { color-scheme: light dark; --page: #fcfcfb; --card: #ffffff; --ink: #1c1f23; --soft: #565e68; --line: #dfe2e6; --fill: #f2f3f5;
   --link: #005a8f; --holds: #005f99; --holds-fill: #e3f0f9; --fails: #a83d00; --fails-fill: #fcebe1; --open: #565e68; --open-fill: #eceef0; }

@@ -10,6 +10,7 @@ from tasks.errors import UserError
 from tasks.files import write_text
 from tasks.paper import STAGES, Paper, discover, slugs
 from tasks.project import Project
+from tasks.stage import check_parameters
 
 
 def run_papers(
@@ -26,33 +27,35 @@ def run_papers(
     if not papers:
         raise UserError("there are no papers yet: begin one with `paperflows new`")
     chosen = workspace.full_keys(list(papers), list(settings))
-    with orchestrate.working_place(project, profile, chosen) as place:
-        prepare_papers(place, papers)
-        if not force and orchestrate.up_to_date(place, list(papers)):
-            for slug in papers:
-                for stage in STAGES:
-                    _line(slug, stage, dvc.Outcome(stage, "cached", 0.0))
-                _where(place, slug)
-            return
+    place = orchestrate.working_place(project, profile, chosen)
+    prepare_papers(place, papers)
+    if not force and orchestrate.up_to_date(place, list(papers)):
+        for slug in papers:
+            for stage in STAGES:
+                _line(slug, stage, dvc.Outcome(stage, "cached", 0.0))
+            _where(place, slug)
+        return
+    # DVC clears a stage's output before it starts the stage, so what the stage would refuse is refused here.
+    for slug in papers:
+        check_parameters(place, slug)
     if tracking_wanted():
         from tasks.tracking import check_reachable, store_uri
 
         check_reachable(store_uri(project))
     begin = time.monotonic()
     orchestrate.run(list(papers), jobs=jobs, profile=profile, settings=chosen, force=force, listener=_line)
-    with orchestrate.working_place(project, profile, chosen) as place:
-        _refresh_ledger(place)
-        for slug in papers:
-            _where(place, slug)
+    _refresh_ledger(place)
+    for slug in papers:
+        _where(place, slug)
     print(f"done in {time.monotonic() - begin:.0f} s")
 
 
 def prepare_papers(place: Project, papers: dict[str, Paper]) -> None:
-    """Refuse a run whose assets are missing; bring each paper's dvc.yaml in step. Raises UserError."""
-    for paper in papers.values():
-        for asset in paper.assets:
-            if not place.asset(asset).is_dir():
-                raise UserError(f"data/{asset} is missing: run `paperflows fetch {asset}`")
+    """Refuse a run whose assets are missing or altered; bring each paper's dvc.yaml in step. Raises UserError."""
+    from tasks import assets
+
+    for name in sorted({asset for paper in papers.values() for asset in paper.assets}):
+        assets.check(place.root, name)
     texts = {place.flow(slug) / "dvc.yaml": sync.text_of(sync.pipeline(place, paper)) for slug, paper in papers.items()}
     for path, text in texts.items():
         if not path.is_file() or path.read_text(encoding="utf-8") != text:

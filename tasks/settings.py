@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.errors import UserError
 from tasks.files import atomic_writer
+from tasks.paper import STAGES
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -78,6 +79,9 @@ def block_of(everything: dict[str, Any], slug: str, stage: str, file: str = "par
     section = everything.get(slug)
     if not isinstance(section, dict):
         raise UserError(f"{file}: there is no section `{slug}`; it holds one block per stage")
+    for key in section:
+        if key not in STAGES:
+            raise UserError(f"{file}, {slug}.{key} is no stage: a section holds {', '.join(STAGES)}")
     block = section.get(stage) or {}
     if not isinstance(block, dict):
         raise UserError(f"{file}, {slug}.{stage}: {block!r} is not a mapping of parameters")

@@ -1,6 +1,7 @@
 """Running one stage: validated parameters, a temporary folder renamed at the end, fixed seeds, an open MLflow run."""
 
 import contextlib
+import errno
 import hashlib
 import importlib
 import inspect
@@ -16,7 +17,7 @@ from typing import Any
 from tasks import settings
 from tasks.environment import make_deterministic, seed_everything
 from tasks.errors import Busy, UserError
-from tasks.files import replace_folder, write_json
+from tasks.files import PART, replace_folder, write_json
 from tasks.paper import STAGES, Paper, check_stage, get
 from tasks.params import StageParams
 from tasks.project import Project
@@ -61,6 +62,14 @@ def run_stage(project: Project, slug: str, stage: str) -> None:
                 _place(out, target, stage)
             if stage == "evaluate":
                 write_json(project.results(slug) / METRICS, returned)
+
+
+def check_parameters(project: Project, slug: str) -> None:
+    """Raises UserError if the parameters of any stage of a paper are not what the stage takes."""
+    everything = settings.read(project.params)
+    for stage in STAGES:
+        block = settings.block_of(everything, slug, stage)
+        settings.validate(load(slug, stage)[1], block, f"params.yaml, {slug}.{stage}")
 
 
 def load(slug: str, stage: str) -> tuple[Any, type[StageParams]]:
@@ -177,13 +186,24 @@ def check_metrics(metrics: Any, where: str) -> None:
             raise wrong(f"{method!r} holds no metrics")
         for metric, cell in row.items():
             name = f"{method} / {metric}"
-            if not isinstance(cell, dict) or set(cell) != {"mean", "ci95", "n", "values"}:
+            if not _is_cell(cell):
                 raise wrong(f"{name} is not a cell")
-            numbers = [cell["mean"], *(cell["ci95"] or []), *cell["values"]]
-            if not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
+            if not all(_is_finite(x) for x in (cell["mean"], *(cell["ci95"] or ()), *cell["values"])):
                 raise wrong(f"{name} holds something that is no finite number")
             if cell["n"] != len(cell["values"]):
                 raise wrong(f"{name} says n = {cell['n']} and holds {len(cell['values'])} values")
+
+
+def _is_cell(cell: Any) -> bool:
+    if not isinstance(cell, dict) or set(cell) != {"mean", "ci95", "n", "values"}:
+        return False
+    interval = cell["ci95"]
+    pair = isinstance(interval, list | tuple) and len(interval) == 2
+    return isinstance(cell["values"], list | tuple) and (interval is None or pair)
+
+
+def _is_finite(x: Any) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -212,23 +232,36 @@ def _temporary_output(target: Path) -> Iterator[Path]:
     parent = target.parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        for stale in parent.glob(f".{target.name}.part.*"):
+        for stale in parent.glob(f".{target.name}{PART}*"):
             shutil.rmtree(stale)
-        out = Path(tempfile.mkdtemp(dir=parent, prefix=f".{target.name}.part."))
+        out = Path(tempfile.mkdtemp(dir=parent, prefix=f".{target.name}{PART}"))
     except OSError as error:
         raise UserError(f"cannot write to {parent}: {error.strerror}") from error
     try:
         os.chmod(out, 0o755)
         yield out
-    except OSError as error:
-        if error.errno in _FULL:
-            raise UserError(f"cannot write to {parent}: {error.strerror}; nothing was kept of this stage") from error
+    except Exception as error:
+        full = _full(error, parent)
+        if full:
+            raise UserError(f"cannot write to {parent}: {full}; nothing was kept of this stage") from error
         raise
     finally:
         shutil.rmtree(out, ignore_errors=True)
 
 
-_FULL = {28, 30, 122}  # no space left, read-only file system, quota exceeded
+_FULL = {errno.ENOSPC, errno.EROFS, errno.EDQUOT}
+_SLACK = 64 * 1024  # bytes; a disk with less is full
+
+
+def _full(error: Exception, folder: Path) -> str | None:
+    """Why nothing can be written to `folder`, if that is behind `error`.
+
+    Numpy's and torch's errors say neither errno nor "full" when a write falls short, so the disk is asked as well."""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return error.strerror
+    if not isinstance(error, UserError) and shutil.disk_usage(folder).free < _SLACK:
+        return os.strerror(errno.ENOSPC)
+    return None
 
 
 def _place(out: Path, target: Path, stage: str) -> None:

@@ -106,10 +106,10 @@ def _data(project: Project, slug: str, profile: str | None) -> Path:
     from tasks.orchestrate import working_place
     from tasks.runs import prepare_papers
 
-    with working_place(project, profile, {}) as place:
-        prepare_papers(place, {slug: get(slug)})
-        dvc.reproduce(place, slug, "data")
-        return place.artifact(slug, "data")
+    place = working_place(project, profile, {})
+    prepare_papers(place, {slug: get(slug)})
+    dvc.reproduce(place, slug, "data")
+    return place.artifact(slug, "data")
 
 
 def _search(
@@ -137,7 +137,13 @@ def _search(
         # Workers import this project's code from its folder, wherever they were started.
         runtime = {"env_vars": {"PYTHONPATH": str(project.root), WORKERS_VARIABLE: "1", "PYTHONHASHSEED": "0"}}
         local = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": jobs or os.cpu_count(), "include_dashboard": False}
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime, **local)
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime, **local)
+        except ConnectionError as error:
+            raise UserError(
+                f"RAY_ADDRESS is {os.environ.get('RAY_ADDRESS')}: {error}; start the cluster, or unset it "
+                "(a cluster that wants a token needs RAY_AUTH_MODE=token here, and the token in RAY_AUTH_TOKEN)"
+            ) from None
     try:
         scheduler = None
         if sweep.step_metric:

@@ -1,4 +1,5 @@
-"""Writing each paper's `dvc.yaml` (and the root's) from its flow package, so that nobody writes one by hand."""
+"""Writing each paper's `dvc.yaml`, the root's, and the README's table of papers from the flow packages, so that nobody writes
+one by hand."""
 
 from pathlib import Path
 
@@ -74,7 +75,21 @@ def documents(project: Project) -> dict[Path, str]:
     papers = discover()
     texts = {project.flow(slug) / "dvc.yaml": text_of(pipeline(project, paper)) for slug, paper in papers.items()}
     texts[project.root / "dvc.yaml"] = text_of(ledger_pipeline(project, papers))
+    readme = project.root / "README.md"
+    if readme.is_file():
+        texts[readme] = with_table(readme.read_text(encoding="utf-8"), papers)
     return texts
+
+
+def with_table(readme: str, papers: dict[str, Paper]) -> str:
+    """A README with the table of papers put between its two markers; unchanged where it has none."""
+    start, end = "<!-- papers: written by `paperflows sync` -->\n", "<!-- end of papers -->"
+    if start not in readme or end not in readme:
+        return readme
+    head, rest = readme.split(start, 1)
+    tail = rest.split(end, 1)[1]
+    rows = [f"| [{slug}](results/{slug}/README.md) | {paper.title} | {paper.field} |\n" for slug, paper in papers.items()]
+    return "".join([head, start, "| paper | title | field |\n| --- | --- | --- |\n", *rows, end, tail])
 
 
 def stale(project: Project) -> list[str]:

@@ -5,17 +5,15 @@ the changes written in, its own dvc.yaml, dvc.lock, artifacts and results. It sh
 stage that was ever run with the same inputs comes back at once) and the tracking store.
 """
 
-import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.environment import HOME_VARIABLE, ROOT_VARIABLE
 from tasks.errors import UserError
 from tasks.files import write_text
 from tasks.project import PARAMS, Project
@@ -52,7 +50,7 @@ def make(project: Project, profile: str | None, settings: Mapping[str, Any]) -> 
     link = root / "data"
     if not link.is_symlink():
         link.symlink_to(project.root / "data", target_is_directory=True)
-    return Project(root)
+    return Project(root, home=project.home)
 
 
 def snapshot(source: Path, target: Path) -> None:
@@ -84,22 +82,6 @@ def _make_repository(project: Project, root: Path) -> None:
     if not (root / ".dvc" / "config").is_file():
         (root / ".dvc" / "tmp").mkdir(parents=True, exist_ok=True)
         write_text(root / ".dvc" / "config", config)
-
-
-@contextlib.contextmanager
-def entered(project: Project, side: Project) -> Iterator[None]:
-    """Within the block, processes started here work in `side` and log to the store of `project`."""
-    wanted = {HOME_VARIABLE: str(project.home), ROOT_VARIABLE: str(side.root)}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def full_keys(slugs: list[str], settings: list[str]) -> dict[str, Any]:

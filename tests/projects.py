@@ -2,9 +2,14 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -81,3 +86,88 @@ def dvc(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess:
         timeout=300,
         check=False,
     )
+
+
+def python(folder: Path, *words: str, **env: str) -> "Running":
+    """`python WORDS` in the project, in a process group of its own, as a terminal would start it."""
+    out = folder.parent / f"{folder.name}.{time.monotonic_ns()}"
+    with out.with_suffix(".out").open("w") as stdout, out.with_suffix(".err").open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, *words],
+            cwd=folder,
+            env=environment(folder, **env),
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+    return Running(process, out)
+
+
+class Running:
+    """A process that a test started and has not waited for."""
+
+    def __init__(self, process: subprocess.Popen, out: Path) -> None:
+        self.process, self.out = process, out
+
+    @property
+    def stdout(self) -> str:
+        return self.out.with_suffix(".out").read_text()
+
+    @property
+    def stderr(self) -> str:
+        return self.out.with_suffix(".err").read_text()
+
+    def wait(self, timeout: float = 240) -> int:
+        """Its exit code."""
+        return self.process.wait(timeout)
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the whole group: what Ctrl-C on a terminal and a job's time limit do."""
+        os.killpg(self.process.pid, number)
+
+
+def until(condition: Callable[[], object], what: str, running: Running | None = None, deadline: float = 120) -> None:
+    """Wait for a condition; fail when it does not come true in time, or when the process that should bring it about ends."""
+    end = time.monotonic() + deadline
+    while not condition():
+        said = f"\n{running.stdout}\n{running.stderr}" if running else ""
+        if running and running.process.poll() is not None and not condition():
+            raise AssertionError(f"the process ended with {running.process.returncode} before {what}{said}")
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {deadline} s in vain: {what}{said}")
+        time.sleep(0.02)
+
+
+def end_processes(folder: Path) -> list[str]:
+    """End whatever still works in the folder; returns what it was."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if Path(process.cwd()).is_relative_to(folder):
+                found.append(" ".join(process.cmdline()))
+                process.kill()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue  # it has just ended, or is another user's
+    return found
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    """Replace a text that stands once in a file."""
+    text = path.read_text()
+    assert text.count(old) == 1, f"{path} holds {old!r} {text.count(old)} times"
+    path.write_text(text.replace(old, new))
+
+
+def copy(project: Path, target: Path) -> Path:
+    """A project as it stands, at another place."""
+    shutil.copytree(project, target, symlinks=True)
+    return target
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Every file under a folder, without what git and compilers leave."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not {"__pycache__", ".git"} & set(path.parts)
+    }

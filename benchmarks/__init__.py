@@ -1,0 +1,1 @@
+"""Same-run ratios against named alternatives; nothing here is a timed test."""
