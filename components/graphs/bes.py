@@ -57,9 +57,10 @@ class BoundaryAttention(nn.Module):
         width = dim // self.views
         self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
         self.out = nn.Linear(width, width)
-        # Glorot and zero, as multi-head attention is initialised in its original form.
+        # As torch.nn.MultiheadAttention, which the released code uses: Glorot over the three projections stacked (3 d outputs,
+        # d inputs), hence the gain, and zero biases. The size of this random part decides how far Phi starts from 2 H.
         for layer in (self.query, self.key, self.value):
-            nn.init.xavier_uniform_(layer.weight)
+            nn.init.xavier_uniform_(layer.weight, gain=0.5**0.5)
             nn.init.zeros_(layer.bias)
         nn.init.zeros_(self.out.bias)
 

@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 from components.graphs.csbm import boundary_csbm
 from components.graphs.loaders import cora_from_wheel, edge_homophily, planetoid, reduce_features, wikics
 from components.graphs.splits import stratified_split
-from flows.bes.store import StoredGraph, graph_path, write_graph, write_splits
+from flows.bes.store import StoredGraph, graph_path, write_graph, write_parameters, write_splits
 from tasks import track
 from tasks.params import StageParams, Strict
 
@@ -72,7 +72,7 @@ def planted(p: Params, seed: int) -> Data:
 
 
 def data(p: Params, assets: dict[str, Path], out: Path) -> None:
-    """Writes <data set>/graph*.npz, splits.parquet and summary.json."""
+    """Writes <data set>/graph*.npz, splits.parquet, summary.json and parameters.json."""
     splits, summary = [], {}
     with tempfile.TemporaryDirectory() as downloads:
         for dataset in track.progress(p.datasets, "data sets"):
@@ -87,6 +87,7 @@ def data(p: Params, assets: dict[str, Path], out: Path) -> None:
                     summary[path.relative_to(out).as_posix()] = describe(graph) | {"sha256": digest}
                 part = stratified_split(graph.y.numpy(), seed=seed)
                 splits.append(pd.DataFrame({"dataset": dataset, "seed": seed, "node": np.arange(part.size), "part": part}))
+    write_parameters(out, p)
     write_splits(out, pd.concat(splits, ignore_index=True))
     (out / "summary.json").write_text(json.dumps(summary, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 

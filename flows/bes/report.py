@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from components.stats import Metrics
 from flows.bes import paper
 from flows.bes.arms import ABLATIONS, LINK_ARMS, METHODS
-from flows.bes.store import read_graph, read_parts
+from flows.bes.store import read_graph, read_parameters, read_parts
 from tasks.params import StageParams
 from tasks.report import COLOURS, Report, style
 
@@ -54,8 +54,13 @@ def embedding_figure(p: Params, data: Path, train: Path, dataset: str) -> Figure
             members = rows[y[rows] == label]
             colour, marker = palette[label % 7], MARKERS[label % len(MARKERS)]
             axis.scatter(*points[members].T, s=9, color=colour, marker=marker, alpha=0.5, lw=0, label=f"class {label}")
-        axis.scatter(*points[hard].T, s=34, facecolor="none", edgecolor="black", lw=0.7, label="hard node (B*)")
+        axis.scatter(*points[hard].T, s=22, facecolor="none", edgecolor="black", lw=0.5, label="hard node (B*)")
         axis.set_title(f"{title}: {hard.size} hard nodes")
+        # A few nodes lie so far out that they would leave the boundary a blot; the frame holds 99% on each axis.
+        if method == "frozen":
+            low, high = np.quantile(points[rows], [0.005, 0.995], axis=0)
+            axis.set_xlim(low[0] - 1, high[0] + 1)
+            axis.set_ylim(low[1] - 1, high[1] + 1)
         axis.set_xlabel(f"principal axis 1 ({share[0]:.0%} of variance)")
     panels[0].set_ylabel(f"principal axis 2 ({share[1]:.0%} of variance)")
     fig.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncol=5, markerscale=1.3)
@@ -176,8 +181,8 @@ def findings(metrics: Metrics, dataset: str) -> str:
         f"**{NAMES[dataset]}**, n = {total['n']} splits, percentage points of test accuracy, mean and 95% interval:",
         "",
         f"- BES against the tuned GCN: {interval(total, True)}.",
-        f"- Of this, the two-view encoder and the decoder, without any shaping (frozen - GCN): {interval(pipeline, True)}.",
-        f"- Of this, shaping (BES - frozen): {interval(shaping, True)}.",
+        f"- In it, the two-view encoder and the decoder, without any shaping (frozen - GCN): {interval(pipeline, True)}.",
+        f"- In it, shaping (BES - frozen): {interval(shaping, True)}.",
         f"- Against pulling all training nodes: {interval(cell('BES - all'), True)}; as many random ones: {interval(cell('BES - random'), True)}.",
     ]
     if boundary is not None:
@@ -237,7 +242,7 @@ def report(p: Params, metrics: Metrics, data: Path, train: Path, evaluate: Path,
             alt="Lines of test accuracy against the shift score, for GCN, frozen and BES.",
         )
         for dataset in datasets:
-            caption = f"{NAMES[dataset]}, split {p.shown_split}: training embeddings, with the hard nodes that shaping pulls. Both panels share the axes of the left one."
+            caption = f"{NAMES[dataset]}, split {p.shown_split}: training embeddings, with the hard nodes that shaping pulls. Both panels share the axes of the left one, which frame 99% of its nodes each."
             r.figure(
                 embedding_figure(p, data, train, dataset),
                 f"embeddings-{dataset}",
@@ -282,5 +287,7 @@ def report(p: Params, metrics: Metrics, data: Path, train: Path, evaluate: Path,
             r.text(
                 "Differences to the frozen control in percentage points, on the splits on which the variants run:\n\n" + text
             )
-        r.parameters(p)
+        for stage, folder in (("data", data), ("train", train)):
+            r.parameters(read_parameters(folder), label=f"stage {stage}")
+        r.parameters(p, label="stage report")
         r.write()

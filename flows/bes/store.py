@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from pydantic import BaseModel
 
 
 class StoredGraph(NamedTuple):
@@ -45,3 +47,12 @@ def read_parts(folder: Path) -> dict[tuple[str, int], np.ndarray]:
         (str(dataset), int(seed)): group.sort_values("node")["part"].to_numpy()
         for (dataset, seed), group in frame.groupby(["dataset", "seed"], sort=False)
     }
+
+
+def write_parameters(folder: Path, p: BaseModel) -> None:
+    """What the stage ran with, for the report."""
+    (folder / "parameters.json").write_text(json.dumps(p.model_dump(), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def read_parameters(folder: Path) -> dict[str, object]:
+    return json.loads((folder / "parameters.json").read_text(encoding="utf-8"))

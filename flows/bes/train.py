@@ -23,7 +23,7 @@ from components.graphs.propagation import SparseGraph
 from components.graphs.training import Fit, fit_links, fit_nodes
 from components.graphs.two_view import OneLayerNet, TwoLayerNet, TwoViewEncoder
 from flows.bes.arms import ABLATIONS, ARMS, BASELINES, LINK_ARMS, METHODS, VIEWS
-from flows.bes.store import read_graph, read_parts
+from flows.bes.store import read_graph, read_parts, write_parameters
 from tasks import track
 from tasks.fanout import fanout
 from tasks.params import StageParams, Strict
@@ -361,8 +361,9 @@ def log(job: Job, result: dict[str, Any]) -> None:
 
 
 def train(p: Params, data: Path, out: Path) -> None:
-    """Writes checkpoints/*.safetensors and the tables runs, history, boundary, probabilities and links (.parquet)."""
+    """Writes checkpoints/*.safetensors and the tables runs, history, boundary, probabilities and links (.parquet), parameters.json."""
     (out / "checkpoints").mkdir()
+    write_parameters(out, p)
     tables: dict[str, list[pd.DataFrame]] = {}
 
     def keep(job: Job, result: dict[str, Any]) -> None:

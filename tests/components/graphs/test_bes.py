@@ -183,6 +183,15 @@ def test_attention_block_agrees_with_torchs():
     torch.testing.assert_close(phi.block(tokens.reshape(7, 12)), expected.reshape(7, 12))
 
 
+def test_initial_weights_are_distributed_as_torchs():
+    torch.manual_seed(0)
+    phi, theirs = BoundaryAttention(256), torch.nn.MultiheadAttention(256, 2)
+    for ours, reference in ((phi.value.weight, theirs.in_proj_weight[512:]), (phi.out.weight, theirs.out_proj.weight)):
+        assert ours.std().item() == pytest.approx(reference.std().item(), rel=0.02)
+        assert ours.abs().max().item() == pytest.approx(reference.abs().max().item(), rel=0.01)
+    assert not phi.value.bias.any() and not phi.out.bias.any()
+
+
 @pytest.mark.parametrize(
     "options", [{"dim": 7}, {"dim": 6, "tokens": "views"}, {"dim": 8, "heads": 0}, {"dim": 8, "tokens": "x"}]
 )
