@@ -26,6 +26,11 @@ paper = Paper(
             unit="percentage points",
             quantity=("BES - GCN", "cora/accuracy"),
             rule=all_of(mean_above(0), lower_bound_above(0)),
+            explanation=(
+                "The GCN is tuned: its width is chosen on validation nodes, split by split, and its 200 epochs are about as many as the "
+                "method's two phases together. Against a GCN of 16 hidden units, without a choice, see what the gain is made of, below. "
+                "The frozen control, which never shapes, stands about where BES does."
+            ),
         ),
         Claim(
             id="C1 average",
@@ -41,6 +46,7 @@ paper = Paper(
             unit="percentage points",
             quantity=("BES - best baseline", "cora/accuracy"),
             rule=mean_above_minus_standard_errors(1),
+            explanation="The best baseline is picked by its mean test accuracy, which favours the baselines.",
         ),
         Claim(
             id="C3",
@@ -49,6 +55,10 @@ paper = Paper(
             unit="percentage points",
             quantity=(("BES - GCN", "cora/link_accuracy"), ("BES - frozen", "cora/link_accuracy")),
             rule=mean_above(0),
+            explanation=(
+                "The frozen control is as far behind, whether its encoders were trained for links or for labels: frozen first layers "
+                "and a decoder on top of them lose what a GCN learns end to end, and shaping by class does not bring it back."
+            ),
         ),
         Claim(
             id="C4 selective",
@@ -57,6 +67,11 @@ paper = Paper(
             unit="percentage points",
             quantity=(("BES - frozen", "cora/accuracy"), ("BES - frozen", "csbm/accuracy")),
             rule=all_of(mean_above(0), wilcoxon_greater(0.1)),
+            explanation=(
+                "At the default rate the map moves little before validation stops the decoder, and the set of hard nodes hardly changes "
+                "(figure on shaping over epochs). A larger step is no cure: at a rate a hundred times higher, without the limit, accuracy "
+                "collapses (variants, below)."
+            ),
         ),
         Claim(
             id="C4 not uniform",

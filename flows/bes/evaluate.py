@@ -23,6 +23,7 @@ from tasks.params import StageParams
 # Differences that the claims and the report need, where both methods were measured on the same splits.
 PAIRS = (
     ("BES", "GCN"),
+    ("BES", "GCN, 16 hidden"),
     ("BES", "frozen"),
     ("BES", "all"),
     ("BES", "random"),

@@ -22,7 +22,7 @@ from components.graphs.links import split_links
 from components.graphs.propagation import SparseGraph
 from components.graphs.training import Fit, fit_links, fit_nodes
 from components.graphs.two_view import OneLayerNet, TwoLayerNet, TwoViewEncoder
-from flows.bes.arms import ABLATIONS, ARMS, BASELINES, LINK_ARMS, METHODS, VIEWS
+from flows.bes.arms import ABLATIONS, ARMS, BASELINES, LINK_ARMS, METHODS, UNTUNED, VIEWS
 from flows.bes.store import read_graph, read_parts, write_parameters
 from tasks import track
 from tasks.fanout import fanout
@@ -165,10 +165,10 @@ def cut(
     return encoder, h, scale
 
 
-def train_baseline(job: Job, problem: Problem, kind: str) -> tuple[Fit, str]:
+def train_baseline(job: Job, problem: Problem, kind: str, widths: list[int]) -> tuple[Fit, str]:
     """The best of the settings by validation accuracy, and which it was."""
     b, best = job.p.baselines, None
-    for position, hidden in enumerate(b.hidden):
+    for position, hidden in enumerate(widths):
         torch.manual_seed(job.seed)
         decay = b.weight_decay / 10**position if kind == "sgc" else b.weight_decay
         features, classes = problem.x.shape[1], problem.classes
@@ -226,7 +226,10 @@ def run_nodes(job: Job) -> dict[str, Any]:
     nodes = problem.test.nonzero().flatten()
     for method in job.methods:
         if method in BASELINES:
-            fit, setting = train_baseline(job, problem, BASELINES[method])
+            fit, setting = train_baseline(job, problem, BASELINES[method], job.p.baselines.hidden)
+        elif method in UNTUNED:
+            kind, width = UNTUNED[method]
+            fit, setting = train_baseline(job, problem, kind, [width])
         else:
             changes = ARMS.get(method, ABLATIONS.get(method))
             fit, hard = train_arm(job, problem, h, changes, tell_sweep if method == "BES" else None)

@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 from components.graphs.csbm import boundary_csbm
 from components.graphs.links import split_links
 from flows.bes import paper
-from flows.bes.arms import ABLATIONS, ARMS, BASELINES, LINK_ARMS, VIEWS
+from flows.bes.arms import ABLATIONS, ARMS, BASELINES, LINK_ARMS, UNTUNED, VIEWS
 from flows.bes.store import StoredGraph, read_graph, read_parts, write_graph
 from tasks import settings
 
@@ -161,10 +161,10 @@ def test_every_method_is_trained_and_measured(flow):
     folder, metrics = flow
     runs = pd.read_parquet(folder / "train/runs.parquet")
     nodes = runs[runs["task"] == "nodes"]
-    assert set(nodes[nodes["seed"] == 0]["method"]) == {*BASELINES, *ARMS, *ABLATIONS}
-    assert set(nodes[nodes["seed"] == 1]["method"]) == {*BASELINES, *ARMS}
+    assert set(nodes[nodes["seed"] == 0]["method"]) == {*BASELINES, *UNTUNED, *ARMS, *ABLATIONS}
+    assert set(nodes[nodes["seed"] == 1]["method"]) == {*BASELINES, *UNTUNED, *ARMS}
     assert set(runs[runs["task"] == "links"]["method"]) == set(LINK_ARMS)
-    for method in (*BASELINES, *ARMS):
+    for method in (*BASELINES, *UNTUNED, *ARMS):
         assert metrics[method]["csbm/accuracy"]["n"] == 2
     difference = np.subtract(metrics["BES"]["csbm/accuracy"]["values"], metrics["GCN"]["csbm/accuracy"]["values"])
     np.testing.assert_allclose(metrics["BES - GCN"]["csbm/accuracy"]["values"], difference)
