@@ -1,4 +1,4 @@
-"""Same-run ratios for boundary embedding shaping: `python benchmarks/bes_speed.py` prints a table.
+"""Same-run ratios for boundary embedding shaping: `python -m benchmarks.bes_speed` writes its section of RESULTS.md.
 
 CPU time per call, median over repetitions, one thread; sizes are Cora's (2708 nodes, 10556 directed edges).
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch_geometric.nn import ChebConv, GCNConv
 
+from benchmarks.results import write_section
 from components.graphs.bes import class_centroids, slab_margins
 from components.graphs.layers import ChebLayer, Dropout, GCNLayer
 from components.graphs.propagation import SparseGraph
@@ -112,9 +113,9 @@ def main() -> None:
             milliseconds(lambda: Dropout().train()(x)),
         )
     )
-    print(f"{'comparison':<78}{'first ms':>10}{'second ms':>11}{'ratio':>8}")
-    for name, first, second in rows:
-        print(f"{name:<78}{first:>10.2f}{second:>11.2f}{first / second:>8.1f}")
+    table = [(name, f"{first:.2f}", f"{second:.2f}", f"{first / second:.1f}") for name, first, second in rows]
+    columns = ("first / second", "first, ms of CPU", "second, ms of CPU", "times faster")
+    write_section("Boundary embedding shaping", "python -m benchmarks.bes_speed", columns, table)
 
 
 if __name__ == "__main__":
