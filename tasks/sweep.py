@@ -136,7 +136,9 @@ def _search(
     if mine:
         # Workers import this project's code from its folder, wherever they were started.
         runtime = {"env_vars": {"PYTHONPATH": str(project.root), WORKERS_VARIABLE: "1", "PYTHONHASHSEED": "0"}}
-        local = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": jobs or os.cpu_count(), "include_dashboard": False}
+        # Without an address Ray would join whatever cluster runs on this machine, or the remains of one.
+        own = {"address": "local", "num_cpus": jobs or os.cpu_count(), "include_dashboard": False}
+        local = {} if os.environ.get("RAY_ADDRESS") else own
         try:
             ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime, **local)
         except ConnectionError as error:
