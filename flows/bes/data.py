@@ -19,6 +19,7 @@ from components.graphs.loaders import cora_from_wheel, edge_homophily, planetoid
 from components.graphs.splits import stratified_split
 from flows.bes.store import StoredGraph, graph_path, write_graph, write_parameters, write_splits
 from tasks import track
+from tasks.errors import UserError
 from tasks.params import StageParams, Strict
 
 PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
@@ -76,7 +77,12 @@ def data(p: Params, assets: dict[str, Path], out: Path) -> None:
     splits, summary = [], {}
     with tempfile.TemporaryDirectory() as downloads:
         for dataset in track.progress(p.datasets, "data sets"):
-            real = None if dataset == "csbm" else load(p, dataset, assets, Path(downloads))
+            try:
+                real = None if dataset == "csbm" else load(p, dataset, assets, Path(downloads))
+            except OSError as error:
+                raise UserError(
+                    f"the data set {dataset} could not be loaded ({error}); all but cora need the internet"
+                ) from error
             for seed in range(p.splits):
                 graph = planted(p, seed) if real is None else real
                 path = graph_path(out, dataset, seed)
