@@ -149,9 +149,9 @@ def _search(
     try:
         scheduler = None
         if sweep.step_metric:
-            scheduler = ASHAScheduler(
-                time_attr="training_iteration", max_t=sweep.max_steps, grace_period=min(sweep.grace, sweep.max_steps)
-            )
+            # One more than training reports: ASHA ends a trial at max_t, and the last report is evaluate's.
+            last = sweep.max_steps + 1
+            scheduler = ASHAScheduler(time_attr="training_iteration", max_t=last, grace_period=min(sweep.grace, last))
         tuner = tune.Tuner(
             tune.with_resources(
                 tune.with_parameters(_trial, slug=paper.slug, sweep=sweep, blocks=blocks, data=str(data), folder=str(folder)),

@@ -303,6 +303,14 @@ def test_a_local_sweep_with_asha_applies_its_best_and_keeps_the_comments(tmp_pat
         assert (folder / ".paperflows" / "sweeps" / "tiny" / name).stat().st_size > 0
 
 
+def test_a_trial_that_uses_all_its_steps_is_not_taken_for_one_that_was_stopped(tmp_path):
+    folder = make_project(tmp_path / "project", profile="cpu")  # eight draws, as many as the sweep's max_steps
+    done = call(folder, "sweep", "tiny", "-n", "1", PAPERFLOWS_TRACK="0")
+    assert done.returncode == 0, done.stderr
+    [trial] = sweep_results(folder)
+    assert (trial["stopped"], trial["steps"]) == (False, 9)
+
+
 def test_a_sweep_on_a_cluster_gives_the_objectives_of_a_local_one(tmp_path):
     folder = make_project(tmp_path / "project")
     port = free_port()
