@@ -181,7 +181,7 @@ def findings(metrics: Metrics, dataset: str) -> str:
         f"**{NAMES[dataset]}**, n = {total['n']} splits, percentage points of test accuracy, mean and 95% interval:",
         "",
         f"- BES against the tuned GCN: {interval(total, True)}.",
-        f"- BES against a GCN as the paper configures it, 16 hidden units and no choice of width: {interval(cell('BES - GCN, 16 hidden'), True)}.",
+        f"- BES against a GCN of 16 hidden units, without a choice of width: {interval(cell('BES - GCN, 16 hidden'), True)}.",
         f"- In the difference to the tuned GCN, the two-view encoder and the decoder, without any shaping (frozen - GCN): {interval(pipeline, True)}.",
         f"- In both, shaping (BES - frozen): {interval(shaping, True)}.",
         f"- Against pulling all training nodes: {interval(cell('BES - all'), True)}; as many random ones: {interval(cell('BES - random'), True)}.",
