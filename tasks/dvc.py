@@ -33,9 +33,13 @@ class Outcome:
 
 
 class StageFailed(Exception):
-    """A stage's command ended badly; its own message has been printed. `code` is its exit code."""
+    """A stage's command ended badly; its own message has been printed.
+
+    `code` is its exit code. A process that a signal ended has 128 plus the signal's number, as a shell says it: of a stage
+    that Ctrl-C interrupts, DVC sees one or the other, as the shell that started it outlives it or not."""
 
     def __init__(self, slug: str, stage: str, code: int) -> None:
+        code = code if code >= 0 else 128 - code
         super().__init__(f"the stage {stage} of {slug} failed with exit code {code}")
         self.code = code
 

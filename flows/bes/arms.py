@@ -4,7 +4,7 @@ from typing import Any
 
 # name -> layer kind of a two-layer network; SGC is one linear layer behind two hops, as its authors define it.
 BASELINES = {"GCN": "gcn", "GAT": "gat", "SAGE": "sage", "SGC": "sgc", "Cheb": "cheb", "MLP": "mlp"}
-# Not tuned: the GCN of the paper's setting, for what a comparison with it would have said. name -> (kind, width).
+# Not tuned: a narrow GCN, for what a comparison without a choice of width would have said. name -> (kind, width).
 UNTUNED = {"GCN, 16 hidden": ("gcn", 16)}
 RIVALS = ("GCN", "GAT", "SAGE", "SGC", "Cheb")  # whom the paper compares with
 

