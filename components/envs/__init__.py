@@ -1,0 +1,1 @@
+"""Gymnasium environments and the surfaces they live on."""
