@@ -104,7 +104,9 @@ paper = Paper(
     sweep=Sweep(
         space={
             "train.plan.clearance": Range("choice", values=[0.9, 1.05, 1.2, 1.4]),
-            "train.plan.penalties": Range("choice", values=[[[2, 2]], [[2, 2], [8, 1], [1, 8]], [[2, 2], [8, 1], [1, 8], [30, 30]]]),
+            "train.plan.penalties": Range(
+                "choice", values=[[[2, 2]], [[2, 2], [8, 1], [1, 8]], [[2, 2], [8, 1], [1, 8], [30, 30]]]
+            ),
             "train.agent.gamma": Range("choice", values=[0.9, 0.97]),
             "train.agent.lr": Range("log", 3e-4, 3e-3),
             "train.agent.hidden": Range("choice", values=[64, 128]),
