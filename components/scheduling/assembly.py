@@ -131,9 +131,9 @@ class AssemblyPlanner:
         for _ in range(self.refinements):
             if not self._refine(problem, schedule):
                 break
-            problem = corridors.problem()
+            problem, schedule = corridors.problem(), self._carry(candidates, schedule)
+            candidates = [corridors.candidates(*job) for job in corridors.jobs]
             schedule = self._cheapest(problem, schedule)
-        candidates = [corridors.candidates(*job) for job in corridors.jobs]
         return self._finish(candidates, self._fewest_layers(problem, schedule), lengths, problem)
 
     # Repairs
@@ -146,11 +146,11 @@ class AssemblyPlanner:
                 self._free(stuck)
                 continue
             with self._timed("sat"):
-                scheduler = SatScheduler(self.corridors.problem(), **self._scheduler_options)
-                found = scheduler.solve()
-                if isinstance(found, Schedule):
-                    return found
-                core = scheduler.explain().jobs
+                with self._scheduler(self.corridors.problem()) as scheduler:
+                    found = scheduler.solve()
+                    if isinstance(found, Schedule):
+                        return found
+                    core = scheduler.explain().jobs
             self._untangle(sorted({self.corridors.jobs[k][0] for k in core}))
 
     def _free(self, job: tuple[int, int]) -> None:
@@ -286,21 +286,37 @@ class AssemblyPlanner:
                     added += corridors.pass_by(m, leg, [int(site) for site in occupied if site not in route])
         return added
 
-    def _cheapest(self, problem: ScheduleProblem, first: Schedule) -> Schedule:
-        with self._timed("sat"):
-            found = SatScheduler(problem, **self._scheduler_options).minimise_cost(time_limit=self.time_limit)
-        if isinstance(found, Unknown):
-            found = found.best if found.best is not None and found.best.cost <= first.cost else first
-        return found
+    def _cheapest(self, problem: ScheduleProblem, known: Schedule) -> Schedule:
+        """The cheapest schedule; `known` if the time ran out before a cheaper one was found."""
+        with self._timed("sat"), self._scheduler(problem) as scheduler:
+            found = scheduler.minimise_cost(time_limit=self.time_limit)
+        if isinstance(found, Schedule):
+            return found
+        best = found.best if isinstance(found, Unknown) else None
+        if best is not None and best.cost < known.cost:
+            return best
+        return Schedule(known.order, known.layer, known.choice, known.cost)
+
+    def _carry(self, old: list[tuple[Candidate, ...]], schedule: Schedule) -> Schedule:
+        """A schedule over candidates `old` as one over the present ones: a dominated candidate becomes one as good."""
+        choice = np.empty_like(schedule.choice)
+        for k, (job, o) in enumerate(zip(self.corridors.jobs, schedule.choice)):
+            was, now = old[k][o], self.corridors.candidates(*job)
+            as_good = (i for i, x in enumerate(now) if x.length_pm <= was.length_pm and x.blocked_by <= was.blocked_by)
+            choice[k] = next(as_good)
+        cost = sum(self.corridors.candidates(*job)[o].length_pm for job, o in zip(self.corridors.jobs, choice))
+        return Schedule(schedule.order, schedule.layer, choice, cost)
 
     def _fewest_layers(self, problem: ScheduleProblem, schedule: Schedule) -> Schedule:
         """The fewest layers with the corridors of `schedule`."""
-        fixed = ScheduleProblem([[problem.options[k][o]] for k, o in enumerate(schedule.choice)], problem.locations)
-        with self._timed("sat"):
-            layered = SatScheduler(fixed, **self._scheduler_options).minimise_layers(time_limit=self.time_limit)
-        if isinstance(layered, Unknown):
-            layered = layered.best if layered.best is not None else schedule
+        with self._timed("sat"), self._scheduler(problem) as scheduler:
+            layered = scheduler.minimise_layers(choice=schedule.choice, time_limit=self.time_limit)
+        if not isinstance(layered, Schedule):
+            layered = layered.best if isinstance(layered, Unknown) and layered.best is not None else schedule
         return Schedule(layered.order, layered.layer, schedule.choice, schedule.cost, schedule.optimal)
+
+    def _scheduler(self, problem: ScheduleProblem) -> SatScheduler:
+        return SatScheduler(problem, **self._scheduler_options)
 
     def _finish(
         self,

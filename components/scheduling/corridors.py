@@ -5,7 +5,7 @@ kept by their two ends, and a swap of targets only changes who leaves and who en
 before it has moved if its start does (Pre), and once it has moved if its target does (Post). A candidate with some j in both
 can never be used; one that is blocked by a superset of another's sites and is not shorter is never needed.
 
-Sources of candidates: the straight segment; where that has a blocker, also shortest paths on a hexagonal grid whose nodes cost
+Sources of candidates: the straight segment; where that has a blocker, also shortest paths on a hexagonal grid whose edges cost
 more near starts and near targets, for several pairs of penalties, pulled tight without being blocked by more sites.
 """
 
@@ -74,7 +74,7 @@ class CorridorPlanner:
         targets: (N, 2) nm, N <= M.
         w, c: clearance and contact distance, see `blockers`.
         grid: spacing of the grid for detours, nm.
-        lambdas: pairs (penalty of a start, penalty of a target) within w of a grid node; empty: straight segments only.
+        lambdas: pairs (penalty of a start, penalty of a target) within w of a grid edge; empty: straight segments only.
         assignment: (M,) target of each molecule, -1 for one that stays; by default molecule i goes to target i.
         box: side of the square about the origin that starts, targets, detours and parking sites must lie in; None: no bound.
 
@@ -126,11 +126,10 @@ class CorridorPlanner:
         self._route = [(m,) if g < 0 else (m, self.n_molecules + int(g)) for m, g in enumerate(goal)]
         centre = self.sites.mean(axis=0)
         self._grid = HexGrid(centre, float(np.hypot(*(self.sites - centre).T).max()) + MARGIN, grid, box)
-        self._tree = KDTree(self._grid.nodes)
         self._near: dict[int, np.ndarray] = {}
         self._pool: dict[tuple[int, int], list[_Corridor]] = {}
         self._detoured: set[tuple[int, int]] = set()
-        self._count()
+        self._weigh()
         self._relabel()
         for m in range(self.n_molecules):
             self._generate(m)
@@ -161,7 +160,7 @@ class CorridorPlanner:
             raise ValueError(f"a molecule cannot swap with itself, got {i} twice")
         a, b = self._route[i], self._route[j]
         self._route[i], self._route[j] = (i, *b[1:]), (j, *a[1:])
-        self._count()
+        self._weigh()
         self._relabel()
         self._generate(i)
         self._generate(j)
@@ -187,7 +186,7 @@ class CorridorPlanner:
                 for x in pool
             ]
         self._route[molecule] = (molecule, new, *route[1:])
-        self._count()
+        self._weigh()
         self._relabel()
         self._generate(molecule)
         return True
@@ -249,7 +248,7 @@ class CorridorPlanner:
         before = [x for m in ids for leg in self._legs(m) for x in self._corridors(m, leg)]
         known = {id(x) for x in before}
         for m in ids:
-            extra = np.zeros(len(self._grid.nodes))
+            extra = np.zeros(self._grid.n_edges)
             for other in around:
                 if other != m:
                     for site in self._route[other]:
@@ -271,7 +270,7 @@ class CorridorPlanner:
         self._leg(molecule, leg)
         key = self._route[molecule][leg], self._route[molecule][leg + 1]
         obstacles = sorted(set(occupied) - set(key))
-        penalty = np.zeros(len(self._grid.nodes))
+        penalty = np.zeros(self._grid.n_edges)
         for site in obstacles:
             penalty[self._around(site)] += STATIC_PENALTY
         path = self._grid.path(self.sites[key[0]], self.sites[key[1]], penalty)
@@ -365,13 +364,10 @@ class CorridorPlanner:
 
     def _detour(self, molecule: int, leg: int, extra: np.ndarray | None) -> None:
         key = self._route[molecule][leg], self._route[molecule][leg + 1]
-        counts = self._counts.copy()
-        for site in self._route[molecule]:
-            counts[0 if site < self.n_molecules else 1, self._around(site)] -= 1
-        for lambda_start, lambda_target in self.lambdas:
-            penalty = lambda_start * counts[0] + lambda_target * counts[1] + STATIC_PENALTY * counts[2]
-            if extra is not None:
-                penalty += extra
+        for weights, all_sites in zip(self.lambdas, self._penalties):
+            penalty = all_sites.copy() if extra is None else all_sites + extra
+            for site in self._route[molecule]:
+                penalty[self._around(site)] -= weights[self._kind(site)]
             path = self._grid.path(self.sites[key[0]], self.sites[key[1]], penalty)
             if path is not None:
                 self._add(key, tighten(np.ascontiguousarray(path), self._others(key), self.w, self.c))
@@ -393,19 +389,23 @@ class CorridorPlanner:
         )
 
     def _around(self, site: int) -> np.ndarray:
-        """Grid nodes within w of a site."""
+        """Grid edges within w of a site."""
         if site not in self._near:
-            self._near[site] = np.array(sorted(self._tree.query_ball_point(self.sites[site], self.w)), dtype=np.int64)
+            self._near[site] = self._grid.edges_near(self.sites[site], self.w)
         return self._near[site]
 
-    def _count(self) -> None:
-        """How many starts, targets (or parking sites) and obstacles that never move lie within w of each node."""
-        self._counts = np.zeros((3, len(self._grid.nodes)))
+    def _kind(self, site: int) -> int:
+        """0: a start, 1: a target or parking site, 2: an obstacle that never moves."""
+        if site >= self.n_molecules:
+            return 1
+        return 2 if len(self._route[site]) == 1 else 0
+
+    def _weigh(self) -> None:
+        """The penalty of each grid edge for each pair of lambdas, with all sites counted."""
+        counts = np.zeros((3, self._grid.n_edges))
         for site in range(len(self.sites)):
-            kind = 0 if site < self.n_molecules else 1
-            if kind == 0 and len(self._route[site]) == 1:
-                kind = 2
-            self._counts[kind, self._around(site)] += 1
+            counts[self._kind(site), self._around(site)] += 1
+        self._penalties = [s * counts[0] + g * counts[1] + STATIC_PENALTY * counts[2] for s, g in self.lambdas]
 
 
 def _order(corridor: _Corridor) -> tuple[int, int]:

@@ -83,6 +83,14 @@ def test_refinement_shortens_plans():
     assert refined.length < plain.length - 0.5
 
 
+def test_a_plan_whose_minimisation_runs_out_of_time_is_one_all_the_same():
+    instance = make_instance("square", 49, 1.6, 16.0, 1.4, seed=2)
+    hurried, patient = (AssemblyPlanner(instance.starts, instance.targets, W, C, time_limit=t).plan() for t in (1e-9, 600))
+    replayed(hurried)
+    assert not hurried.schedule.optimal and patient.schedule.optimal
+    assert patient.length <= hurried.length
+
+
 def test_the_same_task_gives_the_same_plan():
     instance = make_instance("honeycomb", 42, 1.6, 18.0, 1.6, seed=3)
     one, two = (AssemblyPlanner(instance.starts, instance.targets, W, C).plan() for _ in range(2))

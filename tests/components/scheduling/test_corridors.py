@@ -81,6 +81,17 @@ def test_a_detour_round_one_obstacle_is_nearly_the_tangent_path():
     assert planner.rejected(0) == (frozenset({1}),)
 
 
+def test_edges_near_a_point_are_those_that_it_blocks():
+    grid = HexGrid(np.array([0.3, -0.2]), 4.0, 0.867)
+    for point in np.random.default_rng(0).uniform(-3, 3, (5, 2)):
+        found = set(grid.edges_near(point, W).tolist())
+        for node, around in enumerate(grid.neighbours):
+            for k, other in enumerate(around):
+                if other >= 0:
+                    close = blockers(grid.nodes[[node, other]], point[None], W, W)[0]
+                    assert close == (12 * node + k in found)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_grid_paths_cost_what_dijkstra_says(seed):
     rng = np.random.default_rng(seed)
@@ -88,16 +99,18 @@ def test_grid_paths_cost_what_dijkstra_says(seed):
     n = len(grid.nodes)
     step = np.linalg.norm(grid.nodes[grid.neighbours] - grid.nodes[:, None], axis=-1)[grid.neighbours >= 0]
     np.testing.assert_allclose(np.unique(step.round(6)), [0.867, round(0.867 * math.sqrt(3), 6)])
-    penalty = rng.integers(0, 4, n) * rng.choice([0.0, 1.0, 8.0], n)
+    penalty = np.zeros(grid.n_edges)
+    for point in rng.uniform(-5, 5, (15, 2)):
+        penalty[grid.edges_near(point, W)] += rng.choice([1.0, 8.0])
     start, goal = rng.uniform(-5, 5, (2, 2))
     node, k = np.nonzero(grid.neighbours >= 0)
     other = grid.neighbours[node, k]
-    cost = np.linalg.norm(grid.nodes[node] - grid.nodes[other], axis=-1) * (1 + (penalty[node] + penalty[other]) / 2)
+    cost = np.linalg.norm(grid.nodes[node] - grid.nodes[other], axis=-1) * (1 + penalty[12 * node + k])
     ends = []
     for number, place in enumerate((start, goal)):
         distance = np.linalg.norm(grid.nodes - place, axis=-1)
         near = np.flatnonzero(distance <= 1.5 * 0.867)
-        ends.append((np.full(len(near), n + number), near, distance[near] * (1 + penalty[near] / 2)))
+        ends.append((np.full(len(near), n + number), near, distance[near]))
     rows = np.concatenate([node, ends[0][0], ends[1][1]])
     columns = np.concatenate([other, ends[0][1], ends[1][0]])
     graph = coo_array((np.concatenate([cost, ends[0][2], ends[1][2]]), (rows, columns)), shape=(n + 2, n + 2)).tocsr()
@@ -105,8 +118,8 @@ def test_grid_paths_cost_what_dijkstra_says(seed):
 
     path = grid.path(start, goal, penalty)
     index = [int(np.linalg.norm(grid.nodes - place, axis=-1).argmin()) for place in path[1:-1]]
-    along = np.concatenate([[0], penalty[index], [0]])
-    found = (np.hypot(*np.diff(path, axis=0).T) * (1 + (along[1:] + along[:-1]) / 2)).sum()
+    inside = sum(graph[a, b] for a, b in zip(index, index[1:]))
+    found = inside + np.hypot(*(path[1] - path[0])) + np.hypot(*(path[-1] - path[-2]))
     # Ties are broken by up to 1e-4 per nm and nm.
     assert least - 1e-9 <= found <= least * 1.002
     np.testing.assert_array_equal(path[[0, -1]], [start, goal])
