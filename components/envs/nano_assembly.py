@@ -61,7 +61,7 @@ class Scenes:
     longest: float = 4.0  # nm
     bystanders: int = 2  # other molecules
     clearance: float = 1.2  # nm, no bystander is closer to the segment
-    margin: float = 1.0  # nm, nor further from it than clearance + margin
+    margin: float = 0.5  # nm, nor further from it than clearance + margin
     max_pulses: int = 60  # after which an episode is truncated
 
     def __post_init__(self) -> None:
@@ -71,8 +71,8 @@ class Scenes:
                 raise ValueError(f"{field.name} must be finite and not negative, got {value!r}")
         if not 0.5 <= self.shortest < self.longest:
             raise ValueError(f"segments need 0.5 nm <= shortest < longest, got {self.shortest} and {self.longest}")
-        if self.margin < 0.5:
-            raise ValueError(f"margin must leave room for lattice sites, at least 0.5 nm, got {self.margin}")
+        if self.margin < 0.3:
+            raise ValueError(f"margin must leave room for lattice sites, at least 0.3 nm, got {self.margin}")
         if self.max_pulses < 1:
             raise ValueError(f"an episode needs at least one pulse, got {self.max_pulses}")
 
