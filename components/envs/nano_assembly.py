@@ -103,7 +103,9 @@ class Manipulation:
         self.streams = Streams(keys)
         self.physics, self.rewards, self.scenes = physics, rewards or Rewards(), scenes or Scenes()
         if self.scenes.clearance < physics.contact:
-            raise ValueError(f"clearance {self.scenes.clearance} nm must not be below the contact distance {physics.contact} nm")
+            raise ValueError(
+                f"clearance {self.scenes.clearance} nm must not be below the contact distance {physics.contact} nm"
+            )
         count, most = len(self.streams), 1 + self.scenes.bystanders
         self.sites = np.zeros((count, most, 2), dtype=np.int64)
         self.orientation = np.zeros((count, most), dtype=np.int64)
@@ -200,7 +202,9 @@ class Manipulation:
             first, second = np.argwhere(gap < self.physics.contact)[0]
             raise ValueError(f"molecules {first} and {second} are closer than the contact distance {self.physics.contact} nm")
         if np.hypot(*(path[0] - where[0])) > self.physics.a0:
-            raise ValueError(f"the path must start at molecule 0's site, {where[0].round(3).tolist()} nm, not at {path[0].tolist()}")
+            raise ValueError(
+                f"the path must start at molecule 0's site, {where[0].round(3).tolist()} nm, not at {path[0].tolist()}"
+            )
         rows = np.zeros(1, dtype=np.int64)
         self.sites[0, : len(sites)] = sites
         self.alive[0] = np.arange(most) < len(sites)
@@ -266,12 +270,13 @@ class Manipulation:
     def image(self) -> np.ndarray:
         """(B, 64, 64, 3) uint8, 8 nm wide around the driven molecule: the topograph, the target, the path."""
         centre = self.reported[:, 0]
-        height = topograph(
-            self.reported, self.orientation, self.alive, centre, IMAGE_EXTENT, IMAGE_PIXELS, self.physics.a0
-        )
+        height = topograph(self.reported, self.orientation, self.alive, centre, IMAGE_EXTENT, IMAGE_PIXELS, self.physics.a0)
         x, y = pixel_centres(centre, IMAGE_EXTENT, IMAGE_PIXELS)
         goal = to_position(self.target, self.physics.a0)
-        bump = np.exp(-0.5 * ((x - goal[:, :1]) / 0.25) ** 2)[:, None, :] * np.exp(-0.5 * ((y - goal[:, 1:]) / 0.25) ** 2)[:, :, None]
+        bump = (
+            np.exp(-0.5 * ((x - goal[:, :1]) / 0.25) ** 2)[:, None, :]
+            * np.exp(-0.5 * ((y - goal[:, 1:]) / 0.25) ** 2)[:, :, None]
+        )
         way = np.zeros_like(bump)
         for k in range(self.guide.paths.steps.shape[1]):
             start, tangent = self.guide.paths.vertices[:, k], self.guide.paths.tangents[:, k]

@@ -86,14 +86,14 @@ class Polylines:
         along = np.minimum(np.maximum(along, 0.0), longest)
         rest = offset - along[..., None] * self.tangents
         gap2 = rest[..., 0] * rest[..., 0] + rest[..., 1] * rest[..., 1]
+        # The end of the last segment is as near as its repetitions, which have no tangent.
+        gap2[self.steps == 0] = np.inf
         if limit is not None:
             gap2[:, 1:][self.arcs[:, 1:] > limit[:, None]] = np.inf
         rows, best = np.arange(len(points)), gap2.argmin(axis=1)
         along, tangent = along[rows, best], self.tangents[rows, best]
         start = self.vertices[rows, best]
-        return Projection(
-            self.arcs[rows, best] + along, start + along[:, None] * tangent, tangent, np.sqrt(gap2[rows, best])
-        )
+        return Projection(self.arcs[rows, best] + along, start + along[:, None] * tangent, tangent, np.sqrt(gap2[rows, best]))
 
     def at(self, arc: np.ndarray) -> np.ndarray:
         """The points (B, 2) at arc lengths `arc` (B,), clipped to the paths."""
@@ -102,28 +102,3 @@ class Polylines:
         rows = np.arange(len(arc))
         along = np.clip(arc - self.arcs[rows, segment], 0.0, self.steps[rows, segment])
         return self.vertices[rows, segment] + along[:, None] * self.tangents[rows, segment]
-
-
-def blocked(path: np.ndarray, points: np.ndarray, clearance: float, contact: float) -> np.ndarray:
-    """Which of `points` (n, 2) stand in the way of a molecule on `path` (m, 2) -> (n,) bool.
-
-    Those nearer than `contact` to any of it, or nearer than `clearance` to the part that is more than `clearance` of arc length
-    away from both of its ends: next to a placed neighbour one must still be able to arrive."""
-    if not len(points):
-        return np.zeros(0, dtype=bool)
-    start, delta = path[:-1], path[1:] - path[:-1]
-    length = np.hypot(delta[:, 0], delta[:, 1])
-    ends = np.cumsum(length)
-    arcs, total = ends - length, ends[-1]
-    unit = delta / np.where(length > 0, length, 1.0)[:, None]
-    offset = points[:, None, :] - start
-    along = (offset * unit).sum(axis=2)
-
-    def nearest(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        rest = offset - np.clip(along, low, np.maximum(high, low))[..., None] * unit
-        gap = np.hypot(rest[..., 0], rest[..., 1])
-        return np.where(high >= low, gap, np.inf).min(axis=1)
-
-    stop = nearest(np.zeros_like(length), length) < contact
-    low, high = np.maximum(clearance - arcs, 0.0), np.minimum(total - clearance - arcs, length)
-    return stop | (nearest(low, high) < clearance)
