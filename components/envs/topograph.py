@@ -5,7 +5,7 @@ import numpy as np
 from components.envs.hexagonal import A0
 
 LONG, SHORT = 0.30, 0.22  # nm, standard deviations of a blob along and across the molecule's axis
-CORRUGATION = 0.06  # height of the lattice, of a molecule's
+HEIGHT, CORRUGATION = 0.9, 0.06  # of a molecule, and from the lattice's troughs to its tops
 _COLOURS = np.array([[12, 8, 30], [96, 40, 20], [214, 130, 40], [255, 240, 200]], dtype=np.float64)
 
 
@@ -25,7 +25,7 @@ def topograph(
     pixels: int = 64,
     a0: float = A0,
 ) -> np.ndarray:
-    """Heights of B windows, (B, pixels, pixels) float64 in about [0, 1]; row 0 is the top (largest y).
+    """Heights of B windows, (B, pixels, pixels) float64 in about [0, 1] where molecules keep apart; row 0 is the top (largest y).
 
     Args:
         positions: (B, K, 2) nm.  orientation: (B, K) int, in steps of 60 degrees.  present: (B, K) bool.
@@ -45,7 +45,7 @@ def topograph(
         c, s = np.cos((np.pi / 3) * orientation[:, molecule])[:, None], np.sin((np.pi / 3) * orientation[:, molecule])[:, None]
         along = (c * dx)[:, None, :] + (s * dy)[:, :, None]
         across = (c * dy)[:, :, None] - (s * dx)[:, None, :]
-        blob = np.exp(-0.5 * ((along / LONG) ** 2 + (across / SHORT) ** 2))
+        blob = HEIGHT * np.exp(-0.5 * ((along / LONG) ** 2 + (across / SHORT) ** 2))
         height += np.where(present[:, molecule, None, None], blob, 0.0)
     return height
 

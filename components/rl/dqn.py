@@ -3,8 +3,12 @@ Learning with Double Q-learning").
 
 The target of a transition is r + gamma * Q'(s', argmax_a Q(s', a)): the online network chooses the action, a slower copy of it
 values it. Episodes that were cut off are valued beyond their end, those that ended are not.
+
+Where rare, dear events decide between actions of nearly equal value, the greedy policy changes from one update to the next; so
+it may act on an average of the recent weights (Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging").
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +35,7 @@ class DQNConfig:
     epsilon_end: float = 0.05  # and in the end
     epsilon_steps: int = 2_400  # calls of `act` over which it falls linearly
     target_every: int = 200  # updates after which the target network is renewed
+    average: float = 0.998  # decay of the average of the weights on which the greedy policy acts; 0: the latest weights
 
     def __post_init__(self) -> None:
         for name in ("hidden", "batch", "buffer", "epsilon_steps", "target_every"):
@@ -41,6 +46,8 @@ class DQNConfig:
             raise ValueError(f"lr must be positive, got {self.lr!r}")
         if not 0 <= self.gamma <= 1:
             raise ValueError(f"gamma must be in [0, 1], got {self.gamma!r}")
+        if not 0 <= self.average < 1:
+            raise ValueError(f"average must be in [0, 1), got {self.average!r}")
         if not 0 <= self.epsilon_end <= self.epsilon_start <= 1:
             raise ValueError(
                 f"0 <= epsilon_end <= epsilon_start <= 1 is needed, got {self.epsilon_end!r} and {self.epsilon_start!r}"
@@ -63,8 +70,8 @@ class DoubleDQN:
         self.obs_dim, self.n_actions, self.cfg = obs_dim, n_actions, cfg or DQNConfig()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.online, self.target = self._network(), self._network()
-        self.target.load_state_dict(self.online.state_dict())
+            self.online, self.target, self.averaged = self._network(), self._network(), self._network()
+        self.load_weights(self.online.state_dict())
         self.optimizer = torch.optim.Adam(self.online.parameters(), lr=self.cfg.lr, fused=True)
         self.replay = ReplayBuffer(self.cfg.buffer, obs_dim)
         self.acts = self.updates = 0
@@ -91,9 +98,9 @@ class DoubleDQN:
         return torch.from_numpy(observation)
 
     @torch.no_grad()
-    def values(self, observation: np.ndarray) -> np.ndarray:
-        """Q(s, a) of observations (B, obs_dim) -> (B, n_actions) float32."""
-        return self.online(self._inputs(observation)).numpy()
+    def values(self, observation: np.ndarray, averaged: bool = True) -> np.ndarray:
+        """Q(s, a) of observations (B, obs_dim) -> (B, n_actions) float32, with the averaged weights or the latest ones."""
+        return (self.averaged if averaged else self.online)(self._inputs(observation)).numpy()
 
     def act(self, observation: np.ndarray, greedy: bool = False, allowed: np.ndarray | None = None) -> np.ndarray:
         """Actions (B,) int64 for observations (B, obs_dim): epsilon-greedy, which advances the schedule, or greedy.
@@ -101,7 +108,7 @@ class DoubleDQN:
         Args:
             allowed: (n_actions,) bool, the actions to choose from; default all.
         """
-        values = self.values(observation)
+        values = self.values(observation, averaged=greedy)
         if allowed is not None:
             allowed = np.asarray(allowed)
             if allowed.shape != (self.n_actions,) or allowed.dtype != bool or not allowed.any():
@@ -149,35 +156,39 @@ class DoubleDQN:
         loss.backward()
         self.optimizer.step()
         self.updates += 1
+        # At first the mean of all weights so far, later one that forgets.
+        share = 1.0 if cfg.average == 0 else max(1.0 - cfg.average, 1.0 / (1 + self.updates))
+        with torch.no_grad():
+            for slow, fast in zip(self.averaged.parameters(), self.online.parameters(), strict=True):
+                slow.lerp_(fast, share)
         if self.updates % cfg.target_every == 0:
             self.target.load_state_dict(self.online.state_dict())
         return loss.item()
 
     def weights(self) -> dict[str, Tensor]:
-        """A copy of the online network's parameters."""
-        return {name: value.detach().clone() for name, value in self.online.state_dict().items()}
+        """A copy of the parameters that the greedy policy acts on."""
+        return {name: value.detach().clone() for name, value in self.averaged.state_dict().items()}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Let both networks be `weights`."""
-        self.online.load_state_dict(dict(weights))
-        self.target.load_state_dict(dict(weights))
+        """Let all networks be `weights`."""
+        for network in (self.online, self.target, self.averaged):
+            network.load_state_dict(dict(weights))
 
     def save(self, path: Path | str) -> None:
-        """Write the network and its configuration to a safetensors file. The replay buffer and the optimiser are not kept."""
-        shape = {"obs_dim": str(self.obs_dim), "n_actions": str(self.n_actions)}
-        save_file(self.weights(), path, metadata=shape | {name: repr(value) for name, value in asdict(self.cfg).items()})
+        """Write what the greedy policy acts on and the configuration to a safetensors file. The replay buffer and the optimiser are not kept."""
+        # One entry: several would be written in any order.
+        agent = {"obs_dim": self.obs_dim, "n_actions": self.n_actions, "cfg": asdict(self.cfg)}
+        save_file(self.weights(), path, metadata={"double_dqn": json.dumps(agent, sort_keys=True)})
 
     @classmethod
     def load(cls, path: Path | str) -> "DoubleDQN":
         """The agent that `save` wrote, ready to act. Raises ValueError for a file that holds no such agent."""
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
+            metadata = (file.metadata() or {}).get("double_dqn")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        kinds = {name: type(value) for name, value in asdict(DQNConfig()).items()}
-        missing = ({"obs_dim", "n_actions"} | set(kinds)) - set(metadata)
-        if missing:
-            raise ValueError(f"{path} holds no DoubleDQN agent: {', '.join(sorted(missing))} is missing in its metadata")
-        cfg = DQNConfig(**{name: kind(metadata[name]) for name, kind in kinds.items()})
-        agent = cls(int(metadata["obs_dim"]), int(metadata["n_actions"]), cfg)
+        if metadata is None:
+            raise ValueError(f"{path} holds no DoubleDQN agent: its metadata has no entry 'double_dqn'")
+        shape = json.loads(metadata)
+        agent = cls(shape["obs_dim"], shape["n_actions"], DQNConfig(**shape["cfg"]))
         agent.load_weights(tensors)
         return agent

@@ -58,9 +58,11 @@ def test_single_hops_follow_the_closed_form(tip, bias, phi):
 
 
 def test_far_below_the_threshold_nothing_moves():
-    after = pulse_at(20_000, [(0, 0), (4, 0)], (0.25, 0.0), 0.4)
+    sharp = replace(PHYSICS, softness=0.08)  # 0.4 V is 25 widths below
+    after = pulse_at(20_000, [(0, 0), (4, 0)], (0.25, 0.0), 0.4, physics=sharp)
     assert (after.sites[:, 0] == 0).all() and (after.sites[:, 1] == (4, 0)).all()
     assert after.alive.all() and not after.contacts.any()
+    assert (pulse_at(20_000, [(0, 0)], (0.25, 0.0), 0.4).sites != 0).any(axis=(1, 2)).mean() < 1e-3
 
 
 def test_without_a_tip_nearby_nothing_moves_at_full_bias():
@@ -68,25 +70,23 @@ def test_without_a_tip_nearby_nothing_moves_at_full_bias():
     assert (after.sites == 0).all() and (after.orientation == 0).all()
 
 
+def same_law(first, second):
+    """p-value of: two samples of sites (n, 2) come from one distribution."""
+    _, where = np.unique(np.concatenate([first, second]), axis=0, return_inverse=True)
+    table = np.stack([np.bincount(part, minlength=where.max() + 1) for part in (where[: len(first)], where[len(first) :])])
+    return chi2_contingency(table[:, table.sum(axis=0) >= 20]).pvalue
+
+
 def test_mirrored_tip_and_axis_give_mirrored_displacements():
-    tip, count = (0.3, 0.25), 40_000
+    def mirror(sites):  # y -> -y in axial coordinates
+        return np.stack([sites[:, 0] + sites[:, 1], -sites[:, 1]], axis=1)
+
+    count, tip, image = 40_000, (0.3, 0.25), (0.3, -0.25)
     after = pulse_at(count, [(0, 0)], tip, 3.0, orientation=1, seed=1).sites[:, 0]
-    mirrored = pulse_at(count, [(0, 0)], (tip[0], -tip[1]), 3.0, orientation=2, seed=2).sites[:, 0]
-    back = np.stack([mirrored[:, 0] + mirrored[:, 1], -mirrored[:, 1]], axis=1)  # y -> -y in axial coordinates
-    places, inverse = np.unique(np.concatenate([after, back]), axis=0, return_inverse=True)
-    table = np.stack([np.bincount(inverse[:count], minlength=len(places)), np.bincount(inverse[count:], minlength=len(places))])
-    table = table[:, table.sum(axis=0) >= 20]
-    assert table.shape[1] > 8
-    assert chi2_contingency(table).pvalue > 1e-3
-    # Not mirroring the axis too would show.
-    other = pulse_at(count, [(0, 0)], (tip[0], -tip[1]), 3.0, orientation=1, seed=2).sites[:, 0]
-    back = np.stack([other[:, 0] + other[:, 1], -other[:, 1]], axis=1)
-    inverse = np.array([(places == place).all(axis=1).argmax() for place in back[:5000]])
-    second = np.bincount(inverse, minlength=len(places))
-    table = np.stack(
-        [np.bincount(np.unique(np.concatenate([places, after]), axis=0, return_inverse=True)[1][len(places) :]), second]
-    )
-    assert chi2_contingency(table[:, table.sum(axis=0) >= 20]).pvalue < 1e-6
+    assert len(np.unique(after, axis=0)) > 8
+    assert same_law(after, mirror(pulse_at(count, [(0, 0)], image, 3.0, orientation=2, seed=2).sites[:, 0])) > 1e-3
+    # That the axis has to be mirrored too shows.
+    assert same_law(after, mirror(pulse_at(count, [(0, 0)], image, 3.0, orientation=1, seed=2).sites[:, 0])) < 1e-6
 
 
 @given(
@@ -113,7 +113,7 @@ def test_no_hop_ends_within_contact_and_refusals_are_counted():
     assert after.contacts.sum() > 1000
     free = pulse_at(20_000, [(0, 0), (4, 0)], (0.577, 0.0), 3.0, physics=replace(PHYSICS, contact=0.1))
     assert np.hypot(*(to_position(free.sites[:, 0]) - to_position(free.sites[:, 1])).T).min() < PHYSICS.contact
-    assert free.contacts.sum() < 50
+    assert not pulse_at(20_000, [(0, 0)], (0.4, 0.0), 3.0).contacts.any()
 
 
 def test_molecules_are_conserved_and_stay_apart_over_many_pulses():
@@ -166,7 +166,7 @@ def test_bystanders_within_contact_are_dragged_and_beyond_the_clearance_practica
     assert share_moved(0.5) > 0.9
     assert share_moved(0.75) > 0.5
     assert share_moved(1.25) < 0.1
-    assert share_moved(1.5) < 0.01
+    assert share_moved(1.5) < 0.03
 
 
 def test_only_the_addressed_molecule_feels_a_distant_pulse():
