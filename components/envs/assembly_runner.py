@@ -305,23 +305,26 @@ class AssemblyRunner:
             self._drive_apart(jobs)
 
     def _drive_apart(self, jobs: list[_Job]) -> None:
-        """Drive the jobs in as few batches as keep the corridors of each batch clear of each other."""
+        """Drive the jobs in as few batches as keep the ways of each batch apart: molecules that are free to move in any order
+        may still meet if they move at the same time."""
         while jobs:
-            batch, later, taken = [], [], []
+            batch, later = [], []
             for job in jobs:
-                ends = np.stack([job.path[0], job.path[-1]])
-                clash = any(
-                    blockers(job.path, other_ends, self.w, self.physics.contact).any()
-                    or blockers(other.path, ends, self.w, self.physics.contact).any()
-                    for other, other_ends in taken
-                )
-                (later if clash else batch).append(job)
-                if not clash:
-                    taken.append((job, ends))
-            # What an earlier batch left in the way stops a later one.
-            batch = [j for j in batch if not blockers(j.path, self._others(j.molecule), self.w, self.physics.contact).any()]
+                together = all(self._apart(job.path, other.path) for other in batch)
+                # What an earlier batch left in the way stops a later one.
+                if together and not blockers(job.path, self._others(job.molecule), self.w, self.physics.contact).any():
+                    batch.append(job)
+                elif not together:
+                    later.append(job)
             self._drive(batch)
             jobs = later
+
+    def _apart(self, first: np.ndarray, second: np.ndarray) -> bool:
+        """Whether two paths come nowhere nearer than the clearance."""
+        arc = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(second, axis=0).T))])
+        ticks = np.append(np.arange(0.0, arc[-1], 0.2), arc[-1])
+        samples = np.stack([np.interp(ticks, arc, second[:, k]) for k in (0, 1)], axis=1)
+        return not blockers(first, samples, self.w, self.w).any()
 
     def _new_layers(self) -> list[list[_Job]] | None:
         """The layers of a new plan from where the molecules are now, in this runner's numbers."""
