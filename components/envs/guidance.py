@@ -24,6 +24,7 @@ N_ACTIONS = len(AZIMUTHS) * len(TIP_DISTANCES) * len(BIASES)
 """45: action = (azimuth * 3 + distance) * 3 + bias."""
 
 LOOK_AHEAD = 1.0  # nm along the path
+SIGHT = 2.75  # nm along the path beyond what has been passed, as far as a pulse can throw a molecule
 FAR = 2.0  # nm, a neighbour further away than this looks as if it were here
 
 OBSERVATION_LOW = np.array([0, 0, -1, -1, -1, -1, -10, -10, -10, -1, -1, -10, -10], dtype=np.float32)
@@ -53,6 +54,9 @@ def check_actions(actions: object, count: int) -> np.ndarray:
     if wrong.any():
         raise ValueError(f"actions must be in 0..{N_ACTIONS - 1}, got {actions[wrong][0]}")
     return actions.astype(np.int64)
+
+
+_STATE = ("furthest", "last_move", "last_miss", "position", "ahead", "lateral", "distance")
 
 
 class Aim(NamedTuple):
@@ -93,14 +97,19 @@ class Guide:
         """The molecules `rows`, on their way as they are."""
         part = object.__new__(Guide)
         part.paths = self.paths.subset(rows)
-        for name in ("furthest", "last_move", "last_miss", "position", "ahead", "lateral", "distance"):
+        for name in _STATE:
             setattr(part, name, getattr(self, name)[rows])
         return part
+
+    def update(self, rows: np.ndarray, part: "Guide") -> None:
+        """Let the molecules `rows` be where those of `part` are on the same paths."""
+        for name in _STATE:
+            getattr(self, name)[rows] = getattr(part, name)
 
     def look(self, position: np.ndarray) -> None:
         """Take in the reported positions (B, 2), nm."""
         # The path may come near itself: only what has been passed, or is in sight, counts.
-        near = self.paths.project(position, self.furthest + LOOK_AHEAD)
+        near = self.paths.project(position, self.furthest + SIGHT)
         self.furthest = np.maximum(self.furthest, near.arc)
         goal = self.paths.at(self.furthest + LOOK_AHEAD) - position
         norm = np.sqrt(goal[:, 0] * goal[:, 0] + goal[:, 1] * goal[:, 1])
@@ -116,7 +125,7 @@ class Guide:
     def remaining(self, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """How far molecules at `position` (B, 2) have to go, back to the path and along it, nm (B,); and their distance
         perpendicular to the path, nm (B,)."""
-        near = self.paths.project(position, self.furthest + LOOK_AHEAD)
+        near = self.paths.project(position, self.furthest + SIGHT)
         off = position - near.point
         lateral = np.abs(near.tangent[:, 0] * off[:, 1] - near.tangent[:, 1] * off[:, 0])
         return self.paths.length - near.arc + near.distance, lateral

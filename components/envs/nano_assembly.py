@@ -37,6 +37,7 @@ from components.envs.stm import DEFAULT_PHYSICS, Physics, change_tip, fresh_tip,
 from components.envs.streams import Streams
 from components.envs.topograph import colour, pixel_centres, topograph
 
+PROPOSALS = 8  # sites drawn at once for a bystander; the first that will do is taken
 IMAGE_PIXELS = 64
 IMAGE_EXTENT = 8.0  # nm
 
@@ -147,21 +148,26 @@ class Manipulation:
         """A site between clearance and clearance + margin from the segment, evenly, in contact with no other bystander."""
         low, a0 = self.scenes.clearance, self.physics.a0
         high = low + self.scenes.margin
-        pending = rows
+        paths, pending = self.guide.paths.subset(rows), np.arange(len(rows))
         while len(pending):
-            paths = self.guide.paths.subset(pending)
-            along, ahead = paths.length, paths.tangents[:, 0]
-            u = self.streams.uniform(pending, 2)
-            x, y = u[:, 0] * (along + 2 * high) - high, (2 * u[:, 1] - 1) * high
-            point = np.stack([x * ahead[:, 0] - y * ahead[:, 1], x * ahead[:, 1] + y * ahead[:, 0]], axis=1)
-            site = snap(point, a0)
+            row = rows[pending]
+            along = paths.length[pending, None]
+            ahead_x, ahead_y = paths.tangents[pending, 0, :1], paths.tangents[pending, 0, 1:]
+            u = self.streams.uniform(row, 2 * PROPOSALS)
+            x, y = u[:, :PROPOSALS] * (along + 2 * high) - high, (2 * u[:, PROPOSALS:] - 1) * high
+            site = snap(np.stack([x * ahead_x - y * ahead_y, x * ahead_y + y * ahead_x], axis=2), a0)
             point = to_position(site, a0)
-            gap = paths.project(point).distance
-            other = to_position(self.sites[pending, 1:molecule], a0) - point[:, None, :]
-            apart = (other[..., 0] ** 2 + other[..., 1] ** 2 >= self.physics.contact**2).all(axis=1)
-            good = (gap >= low) & (gap <= high) & apart
-            self.sites[pending[good], molecule] = site[good]
-            pending = pending[~good]
+            # The segment begins at the origin.
+            x, y = point[..., 0] * ahead_x + point[..., 1] * ahead_y, point[..., 1] * ahead_x - point[..., 0] * ahead_y
+            beyond = x - np.minimum(np.maximum(x, 0.0), along)
+            gap2 = beyond * beyond + y * y
+            good = (gap2 >= low * low) & (gap2 <= high * high)
+            for other in range(1, molecule):
+                apart = point - to_position(self.sites[row, other], a0)[:, None, :]
+                good &= apart[..., 0] ** 2 + apart[..., 1] ** 2 >= self.physics.contact**2
+            first, found = good.argmax(axis=1), good.any(axis=1)
+            self.sites[row[found], molecule] = site[np.nonzero(found)[0], first[found]]
+            pending = pending[~found]
 
     def _settle(self, rows: np.ndarray) -> None:
         """Orientations, tip and first scan of new episodes."""
@@ -171,16 +177,10 @@ class Manipulation:
         self.offset[rows] = fresh_tip(u[:, most : most + 2], self.physics)
         self.reported[rows] = scan(self.sites[rows], u[:, most + 2 :], self.physics)
         self.pulses[rows] = 0
-        self._look(rows)
-
-    def _look(self, rows: np.ndarray | slice) -> None:
-        part = self.guide if isinstance(rows, slice) else self.guide.subset(rows)
+        part = self.guide.subset(rows)
         part.look(self.reported[rows, 0])
-        to_go, _ = part.remaining(to_position(self.sites[rows, 0], self.physics.a0))
-        self.to_go[rows] = to_go
-        if part is not self.guide:
-            for name in ("furthest", "position", "ahead", "lateral", "distance"):
-                getattr(self.guide, name)[rows] = getattr(part, name)
+        self.guide.update(rows, part)
+        self.to_go[rows], _ = part.remaining(to_position(self.sites[rows, 0], self.physics.a0))
 
     def place(self, sites: np.ndarray, path: np.ndarray) -> None:
         """Start an episode of the only scene with given molecules.
@@ -243,6 +243,8 @@ class Manipulation:
         lost = ~self.alive[:, 0]
         success = (self.sites[:, 0] == self.target).all(axis=1) & ~lost
         before = self.to_go
+        self.guide.record(aim.tip, self.reported[:, 0])
+        self.guide.look(self.reported[:, 0])
         self.to_go, lateral = self.guide.remaining(to_position(self.sites[:, 0], physics.a0))
         reward = (
             (before - self.to_go)
@@ -252,8 +254,6 @@ class Manipulation:
             - rewards.lost * lost
             + rewards.goal * success
         )
-        self.guide.record(aim.tip, self.reported[:, 0])
-        self._look(every)
         terminated = success | lost
         info = {
             "is_success": success,

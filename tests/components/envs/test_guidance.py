@@ -69,6 +69,8 @@ def test_a_path_that_comes_near_itself_cannot_be_cut_short():
     guide = guide_on(path, [0.0, 0.4])  # nearer to the end of the path than to its beginning
     assert guide.furthest[0] == 0
     assert guide.remaining(np.array([[0.0, 0.4]]))[0][0] == pytest.approx(6.5 + 0.4)
+    guide.look(np.array([[1.7, 0.1]]))  # a long throw forward counts
+    assert guide.furthest[0] == pytest.approx(1.7)
 
 
 def test_turning_the_world_by_60_degrees_changes_nothing_that_is_seen():
