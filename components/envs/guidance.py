@@ -43,6 +43,14 @@ def action_index(azimuth: int, distance: int, bias: int) -> int:
     return (azimuth * len(TIP_DISTANCES) + distance) * len(BIASES) + bias
 
 
+def actions_up_to(bias: float) -> np.ndarray:
+    """(45,) bool: the actions with no more than `bias` V. Below the dissociation bias no molecule breaks. ValueError if none."""
+    allowed = np.tile(bias >= BIASES, N_ACTIONS // len(BIASES))
+    if not allowed.any():
+        raise ValueError(f"the least bias is {BIASES.min()} V, got {bias} V")
+    return allowed
+
+
 def check_actions(actions: object, count: int) -> np.ndarray:
     """`count` actions as int64. Raises TypeError for other than whole numbers, ValueError for a shape or value out of range."""
     actions = np.asarray(actions)

@@ -15,7 +15,11 @@ def test_all_policies_meet_the_same_scenes_and_seeds_are_rated_one_by_one():
     for name in MEASURES:
         assert both[name].shape == (2,) and both[name][1] == first[name][0]
     # Nothing moves, and nothing is gained: both pay for 7 pulses, whatever they do.
-    still = {"physics": Physics(threshold=90.0), "scenes": Scenes(max_pulses=7), "rewards": Rewards(lateral=0.0)}
+    still = {
+        "physics": Physics(threshold=90.0, dissociation=0.0),
+        "scenes": Scenes(max_pulses=7),
+        "rewards": Rewards(lateral=0.0),
+    }
     for policy in (RandomPolicy(0), FixedProtocol(0.6, 3.0)):
         rated = evaluate(policy, [0], 10, **still)
         assert rated["return"][0] == pytest.approx(-7 * 0.05) and rated["pulses"][0] == 7 and rated["success"][0] == 0

@@ -13,6 +13,7 @@ from components.envs.guidance import (
     TIP_DISTANCES,
     Guide,
     action_index,
+    actions_up_to,
     check_actions,
     manipulation_states,
     nearest_other,
@@ -105,7 +106,11 @@ def test_actions_are_every_combination_once():
                 assert aim.tip[0] == pytest.approx([-nm * math.sin(angle), nm * math.cos(angle)])
                 assert aim.bias[0] == volt
                 found.add(action)
+            gentle = actions_up_to(2.8)
+            assert [gentle[action_index(azimuth, distance, k)] for k in range(3)] == [True, True, False]
     assert found == set(range(N_ACTIONS))
+    with pytest.raises(ValueError, match=r"2\.2 V"):
+        actions_up_to(2.0)
 
 
 def test_the_nearest_of_those_that_are_there():
