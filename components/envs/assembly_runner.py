@@ -215,12 +215,17 @@ class AssemblyRunner:
         """All layers; returns the jobs that found no way."""
         waiting: list[_Job] = []
         for number, layer in enumerate(layers):
+            before = len(waiting)
             waiting = self._attempt(waiting + layer)
             self._put_back()
+            if waiting:  # what was in the way may be back in its place now
+                waiting = self._attempt(waiting)
+                self._put_back()
+            self.world.postponed += max(len(waiting) - before, 0)
             self._frame()
             if self.on_layer is not None:
                 self.on_layer(number + 1, len(layers))
-        for _ in range(len(waiting)):
+        while waiting:
             before = len(waiting)
             waiting = self._attempt(waiting)
             self._put_back()
@@ -232,7 +237,7 @@ class AssemblyRunner:
         """Drive those molecules whose corridor is free, or that find another; return the jobs of the others, to be tried later.
 
         A job whose molecule waits for an earlier job of its own waits too."""
-        go, wait, busy = [], [], set()
+        go, planned, wait, busy = [], {}, [], set()
         for job in jobs:
             molecule = job.molecule
             if not self.world.alive[molecule]:
@@ -240,13 +245,11 @@ class AssemblyRunner:
             path = None if molecule in busy else self._path(molecule, job.path)
             busy.add(molecule)
             if path is None:
-                self.world.postponed += 1
                 wait.append(job)
             else:
                 go.append(_Job(molecule, path))
-                self._planned[molecule] = snap(job.path[-1], self.physics.a0)
-        self._drive_apart(go)
-        return wait
+                planned[molecule] = job
+        return wait + [planned[job.molecule] for job in self._drive_apart(go)]
 
     def _path(self, molecule: int, planned: np.ndarray) -> np.ndarray | None:
         """The planned path from where the molecule is, if nothing blocks it now, or a detour to its end, or None."""
@@ -304,20 +307,22 @@ class AssemblyRunner:
             self.world.put_back += len(jobs)
             self._drive_apart(jobs)
 
-    def _drive_apart(self, jobs: list[_Job]) -> None:
+    def _drive_apart(self, jobs: list[_Job]) -> list[_Job]:
         """Drive the jobs in as few batches as keep the ways of each batch apart: molecules that are free to move in any order
-        may still meet if they move at the same time."""
+        may still meet if they move at the same time. Returns the jobs that what an earlier batch left behind has stopped."""
+        stopped = []
         while jobs:
             batch, later = [], []
             for job in jobs:
-                together = all(self._apart(job.path, other.path) for other in batch)
-                # What an earlier batch left in the way stops a later one.
-                if together and not blockers(job.path, self._others(job.molecule), self.w, self.physics.contact).any():
-                    batch.append(job)
-                elif not together:
+                if not all(self._apart(job.path, other.path) for other in batch):
                     later.append(job)
+                elif blockers(job.path, self._others(job.molecule), self.w, self.physics.contact).any():
+                    stopped.append(job)
+                else:
+                    batch.append(job)
             self._drive(batch)
             jobs = later
+        return stopped
 
     def _apart(self, first: np.ndarray, second: np.ndarray) -> bool:
         """Whether two paths come nowhere nearer than the clearance."""
@@ -359,7 +364,6 @@ class AssemblyRunner:
                 if path is None:
                     continue
                 filled = True
-                self._planned[molecule] = self.goals[empty[goal]]
                 self._drive([_Job(molecule, path)])
                 world.replaced += bool((world.sites[molecule] == self.goals[empty[goal]]).all() and world.alive[molecule])
             self._put_back()
@@ -387,6 +391,7 @@ class AssemblyRunner:
         ids = np.array([job.molecule for job in jobs])
         guide = Guide(Polylines([job.path for job in jobs]))
         goal = snap(guide.paths.ends, self.physics.a0)
+        self._planned[ids] = goal
         reported = self._scan()
         for _ in range(self.max_pulses):
             guide.look(reported[ids])
