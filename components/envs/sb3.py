@@ -4,7 +4,7 @@
 make_vec_env("NanoAssembly-v0", n_envs=B)` does the same thing one environment after the other.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor
+from torch import Tensor
 
 ALGORITHMS = ("DQN", "PPO")
 
@@ -122,3 +123,14 @@ class Sb3Policy:
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
         return self.model.predict(observation, deterministic=True)[0].astype(np.int64)
+
+
+def load_sb3(algorithm: Literal["DQN", "PPO"], envs: VectorEnv, weights: Mapping[str, Tensor]) -> BaseAlgorithm:
+    """An agent of stable-baselines3 with the given weights of its policy (`model.policy.state_dict()`), ready to act.
+
+    Raises ValueError for another algorithm, RuntimeError for weights that do not fit."""
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
+    model = getattr(stable_baselines3, algorithm)("MlpPolicy", GymnasiumVecEnv(envs), device="cpu", verbose=0)
+    model.policy.load_state_dict(dict(weights))
+    return model
