@@ -34,19 +34,30 @@ class Core:
             lines = [f"{names[0]} can never run:" if self.problem.options[self.jobs[0]] else f"{names[0]} has no option."]
         else:
             lines = [f"{', '.join(names[:-1])} and {names[-1]} block each other:"]
+        involved = {*self.jobs, *self._between()}
         for job in self.jobs:
             options = self.problem.options[job]
             for number, option in enumerate(options, 1):
                 which = f"the only option of {job_name(job)}" if len(options) == 1 else f"option {number} of {job_name(job)}"
-                lines.append(f"- {which} {self._reasons(job, option, place, job_name)}")
+                lines.append(f"- {which} {self._reasons(option, involved, place, job_name)}")
         return "\n".join(lines)
 
-    def _reasons(self, job: int, option: Option, place, job_name) -> str:
+    def _between(self) -> set[int]:
+        """Jobs that could always be done, but tie the others together: one has to run before them and one after them."""
+        earlier, later = set(), set()
+        for job in self.jobs:
+            for option in self.problem.options[job]:
+                for index in option.blocked_by:
+                    later.add(self.problem.locations[index].arrives)
+                    earlier.add(self.problem.locations[index].departs)
+        return (earlier & later) - {None}
+
+    def _reasons(self, option: Option, involved: set[int], place, job_name) -> str:
         reasons = []
         for index in sorted(option.blocked_by):
             location = self.problem.locations[index]
-            waits = [f"before {job_name(location.arrives)}" for _ in "1" if location.arrives in self.jobs]
-            waits += [f"after {job_name(location.departs)}" for _ in "1" if location.departs in self.jobs]
+            waits = [f"before {job_name(location.arrives)}"] if location.arrives in involved else []
+            waits += [f"after {job_name(location.departs)}"] if location.departs in involved else []
             if location.arrives is None and location.departs is None:
                 reasons.append(f"passes over {place(index)}, which is never free")
             elif waits:

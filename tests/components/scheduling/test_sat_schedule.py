@@ -74,6 +74,24 @@ def test_gold_a_cycle_of_three_and_a_free_job():
     assert SatScheduler(problem_of(4, ring)).explain().jobs == (0, 1, 2)
 
 
+def test_a_core_names_the_jobs_that_tie_it_together():
+    # Job 0 passes over where job 1 starts and over where it ends: job 1 is free to move, yet job 0 is stuck.
+    core = SatScheduler(problem_of(2, {0: [(1, [(START, 1), (TARGET, 1)])]})).explain()
+    assert core.jobs == (0,)
+    assert core.text() == (
+        "job 0 can never run:\n- the only option of job 0 passes over the start of job 1, so it must run after job 1; "
+        "it passes over the target of job 1, so it must run before job 1"
+    )
+    # 0 before 1 before 2 before 0, where job 1 itself asks for nothing.
+    chain = SatScheduler(problem_of(3, {0: [(1, [(TARGET, 1)])], 2: [(1, [(START, 1), (TARGET, 0)])]})).explain()
+    assert chain.jobs == (0, 2)
+    assert chain.text().splitlines()[1:] == [
+        "- the only option of job 0 passes over the target of job 1, so it must run before job 1",
+        "- the only option of job 2 passes over the start of job 1, so it must run after job 1; "
+        "it passes over the target of job 0, so it must run before job 0",
+    ]
+
+
 def test_an_obstacle_and_a_job_without_options_are_cores_of_their_own():
     walled = ScheduleProblem([[Option(1, frozenset({0}))], [Option(1)]], [Location()])
     core = SatScheduler(walled).explain()
