@@ -112,6 +112,21 @@ def test_only_allowed_actions():
     assert np.array_equal(agent.act(states, greedy=True, allowed=allowed), np.where(values[:, 1] >= values[:, 3], 1, 3))
 
 
+def test_an_agent_that_may_not_go_left_values_states_without_it(tmp_path):
+    """With 'right' alone every state is worth the discounted prize at the end."""
+    agent = DoubleDQN(5, 2, CFG, seed=1, allowed=[False, True])
+
+    def update(*transition):
+        assert (transition[1] == 1).all()
+        agent.remember(*transition)
+        agent.update()
+
+    learn(agent, 600, update)
+    assert agent.values(one_hot(np.arange(5)))[:, 1] == pytest.approx(GAMMA ** np.arange(4, -1, -1), abs=0.03)
+    agent.save(tmp_path / "right.safetensors")
+    assert (DoubleDQN.load(tmp_path / "right.safetensors")(one_hot(np.arange(5))) == 1).all()
+
+
 def test_the_same_seed_learns_the_same_and_a_saved_agent_acts_the_same(tmp_path):
     agents = [DoubleDQN(5, 2, CFG, seed=seed) for seed in (4, 4, 5)]
     for agent in agents:
