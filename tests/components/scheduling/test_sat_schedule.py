@@ -250,7 +250,7 @@ def test_a_time_limit_gives_the_best_so_far_and_a_bound():
         layers = scheduler.minimise_layers(time_limit=1.5)
         best = layers if isinstance(layers, Schedule) else layers.best
         check_schedule(problem, best)
-        assert isinstance(layers, Schedule) or 1 < layers.bound <= best.n_layers
+        assert isinstance(layers, Schedule) or 1 <= layers.bound <= best.n_layers
         assert isinstance(scheduler.solve(), Schedule)  # an interruption does no harm
     assert isinstance(SatScheduler(problem, "binary").solve(time_limit=1e-4), Unknown)
 
