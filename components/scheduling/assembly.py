@@ -3,8 +3,10 @@
 Assign, generate corridors, order the moves by SAT. If no order exists, a minimal set of moves that block each other is
 repaired: first by new corridors around each other, then by an exchange of two targets (the least longer one, made dearer each
 time it is repeated) or by clearing a surplus molecule out of the way; after `max_repairs` exchanges by moving a molecule in
-two steps over a parking site. Once an order exists, the total length is minimised over all corridors by MaxSAT, and then the
-number of layers, batches of moves that do not depend on each other's order. The straight lines of the assignment are a lower
+two steps over a parking site. Once an order exists, the total length is minimised over all corridors by MaxSAT. A schedule
+tells what is occupied when a move runs, so moves that still make a detour get a shorter corridor past just that, and the
+length is minimised again, until nothing is gained. Last comes the number of layers, batches of moves that do not depend on
+each other's order, with the corridors chosen. The straight lines of the assignment are a lower
 bound; the minimum is one over the corridors found, not over all paths.
 """
 
@@ -28,6 +30,8 @@ REPEAT_PENALTY = 5.0
 """nm by which an exchange of targets looks longer for each time that the same two molecules exchanged theirs already."""
 OUTSIDE_HANDICAP = 3.0
 """nm by which an exchange with a molecule outside the set that blocks itself looks longer."""
+WORTH_A_DETOUR = 0.005
+"""nm by which a move has to be longer than a straight one to be worth a further corridor."""
 OUTSIDE_TARGETS = 6
 """How many of the nearest targets' owners may take part in an exchange though they are not in that set."""
 
@@ -51,9 +55,12 @@ class AssemblyPlanner:
         targets: (N, 2) positions to fill, N <= M.
         w, c: clearance and contact distance of moving and resting molecules, nm.
         grid, lambdas: spacing (nm) and penalties of the grid for detours, see `CorridorPlanner`.
+        refinements: rounds of refinement at most, after the length was minimised: each adds shorter corridors that are free in
+            the schedule found, and minimises again. 0: none.
         max_repairs: exchanges of targets and clearings before molecules are moved in two steps.
         encoding, solver, seed: of `SatScheduler`.
         box: side of the square about the origin that nothing may leave, nm; None: unbounded.
+        assignment: (M,) target of each molecule to begin with, -1 for none, instead of the one of least total distance.
         time_limit: seconds for each minimisation; when it runs out the best schedule so far is taken. None: no limit.
 
     Raises ValueError for positions that are not finite or closer than c, N > M, w < c, and sites outside the box.
@@ -72,18 +79,22 @@ class AssemblyPlanner:
         solver: str = "cadical153",
         seed: int = 0,
         box: float | None = None,
+        assignment: ArrayLike | None = None,
+        refinements: int = 5,
         time_limit: float | None = None,
     ) -> None:
-        if not isinstance(max_repairs, int | np.integer) or max_repairs < 0:
-            raise ValueError(f"max_repairs must be a whole number >= 0, got {max_repairs!r}")
+        for name, value in (("max_repairs", max_repairs), ("refinements", refinements)):
+            if not isinstance(value, int | np.integer) or value < 0:
+                raise ValueError(f"{name} must be a whole number >= 0, got {value!r}")
         self._clock = time.perf_counter()
         self._seconds: Counter[str] = Counter()
-        self.max_repairs, self.time_limit = int(max_repairs), time_limit
+        self.max_repairs, self.refinements, self.time_limit = int(max_repairs), int(refinements), time_limit
         self._scheduler_options = {"encoding": encoding, "solver": solver, "seed": seed}
         with self._timed("assignment"):
             self.assignment = assign(starts, targets, c)
         with self._timed("corridors"):
-            self.corridors = CorridorPlanner(starts, targets, w, c, grid, lambdas, self.assignment.target, box)
+            first = self.assignment.target if assignment is None else assignment
+            self.corridors = CorridorPlanner(starts, targets, w, c, grid, lambdas, first, box)
         self._repairs: list[Repair] = []
         self._swapped: Counter[frozenset[int]] = Counter()
         self._enriched: set[tuple[tuple[int, int], ...]] = set()
@@ -110,14 +121,20 @@ class AssemblyPlanner:
                 self._clear(m)
         if not corridors.jobs:
             nothing = np.zeros(0, dtype=np.int64)
-            return self._finish([], Schedule(nothing, nothing, nothing, 0, optimal=True), 0.0, None)
+            return self._finish([], Schedule(nothing, nothing, nothing, 0, optimal=True), (0.0, 0.0), None)
         first = self._feasible()
         candidates = [corridors.candidates(*job) for job in corridors.jobs]
         first_length = sum(candidates[k][o].length for k, o in enumerate(first.choice))
-        with self._timed("sat"):
-            problem = corridors.problem()
-            schedule = self._fewest_layers(problem, self._cheapest(problem, first))
-        return self._finish(candidates, schedule, first_length, problem)
+        problem = corridors.problem()
+        schedule = self._cheapest(problem, first)
+        lengths = first_length, sum(candidates[k][o].length for k, o in enumerate(schedule.choice))
+        for _ in range(self.refinements):
+            if not self._refine(problem, schedule):
+                break
+            problem, schedule = corridors.problem(), self._carry(candidates, schedule)
+            candidates = [corridors.candidates(*job) for job in corridors.jobs]
+            schedule = self._cheapest(problem, schedule)
+        return self._finish(candidates, self._fewest_layers(problem, schedule), lengths, problem)
 
     # Repairs
 
@@ -128,8 +145,7 @@ class AssemblyPlanner:
             if stuck is not None:
                 self._free(stuck)
                 continue
-            with self._timed("sat"):
-                scheduler = SatScheduler(self.corridors.problem(), **self._scheduler_options)
+            with self._timed("sat"), self._scheduler(self.corridors.problem()) as scheduler:
                 found = scheduler.solve()
                 if isinstance(found, Schedule):
                     return found
@@ -249,23 +265,64 @@ class AssemblyPlanner:
 
     # Minimisation
 
-    def _cheapest(self, problem: ScheduleProblem, first: Schedule) -> Schedule:
-        scheduler = SatScheduler(problem, **self._scheduler_options)
-        found = scheduler.minimise_cost(time_limit=self.time_limit)
-        if isinstance(found, Unknown):
-            found = found.best if found.best is not None and found.best.cost <= first.cost else first
-        return found
+    def _refine(self, problem: ScheduleProblem, schedule: Schedule) -> int:
+        """More candidates for the moves that make a detour, past only what is occupied when the schedule runs them.
+
+        Returns how many were added. The schedule stays one of the problem with them, so a minimum over more candidates is
+        never longer."""
+        n, corridors = problem.n_jobs, self.corridors
+        position = np.empty(n, dtype=np.int64)
+        position[schedule.order] = np.arange(n)
+        since = np.array([-1 if x.arrives is None else position[x.arrives] for x in problem.locations])
+        until = np.array([n if x.departs is None else position[x.departs] for x in problem.locations])
+        added = 0
+        with self._timed("corridors"):
+            for k, (m, leg) in enumerate(corridors.jobs):
+                route = corridors.route(m)
+                straight = _through(corridors.sites, route[leg : leg + 2])
+                if problem.options[k][schedule.choice[k]].cost > 1000 * (straight + WORTH_A_DETOUR):
+                    occupied = np.flatnonzero((since < position[k]) & (position[k] < until))
+                    added += corridors.pass_by(m, leg, [int(site) for site in occupied if site not in route])
+        return added
+
+    def _cheapest(self, problem: ScheduleProblem, known: Schedule) -> Schedule:
+        """The cheapest schedule; `known` if the time ran out before a cheaper one was found."""
+        with self._timed("sat"), self._scheduler(problem) as scheduler:
+            found = scheduler.minimise_cost(time_limit=self.time_limit)
+        if isinstance(found, Schedule):
+            return found
+        best = found.best if isinstance(found, Unknown) else None
+        if best is not None and best.cost < known.cost:
+            return best
+        return Schedule(known.order, known.layer, known.choice, known.cost)
+
+    def _carry(self, old: list[tuple[Candidate, ...]], schedule: Schedule) -> Schedule:
+        """A schedule over candidates `old` as one over the present ones: a dominated candidate becomes one as good."""
+        choice = np.empty_like(schedule.choice)
+        for k, (job, o) in enumerate(zip(self.corridors.jobs, schedule.choice)):
+            was, now = old[k][o], self.corridors.candidates(*job)
+            as_good = (i for i, x in enumerate(now) if x.length_pm <= was.length_pm and x.blocked_by <= was.blocked_by)
+            choice[k] = next(as_good)
+        cost = sum(self.corridors.candidates(*job)[o].length_pm for job, o in zip(self.corridors.jobs, choice))
+        return Schedule(schedule.order, schedule.layer, choice, cost)
 
     def _fewest_layers(self, problem: ScheduleProblem, schedule: Schedule) -> Schedule:
         """The fewest layers with the corridors of `schedule`."""
-        fixed = ScheduleProblem([[problem.options[k][o]] for k, o in enumerate(schedule.choice)], problem.locations)
-        layered = SatScheduler(fixed, **self._scheduler_options).minimise_layers(time_limit=self.time_limit)
-        if isinstance(layered, Unknown):
-            layered = layered.best if layered.best is not None else schedule
+        with self._timed("sat"), self._scheduler(problem) as scheduler:
+            layered = scheduler.minimise_layers(choice=schedule.choice, time_limit=self.time_limit)
+        if not isinstance(layered, Schedule):
+            layered = layered.best if isinstance(layered, Unknown) and layered.best is not None else schedule
         return Schedule(layered.order, layered.layer, schedule.choice, schedule.cost, schedule.optimal)
 
+    def _scheduler(self, problem: ScheduleProblem) -> SatScheduler:
+        return SatScheduler(problem, **self._scheduler_options)
+
     def _finish(
-        self, candidates: list[tuple[Candidate, ...]], schedule: Schedule, first_length: float, problem: ScheduleProblem | None
+        self,
+        candidates: list[tuple[Candidate, ...]],
+        schedule: Schedule,
+        lengths: tuple[float, float],
+        problem: ScheduleProblem | None,
     ) -> AssemblyPlan:
         corridors = self.corridors
         n = corridors.n_molecules
@@ -282,7 +339,8 @@ class AssemblyPlanner:
             sites=corridors.sites,
             length=sum(x.length for x in chosen),
             lower_bound=self.assignment.lower_bound,
-            first_length=first_length,
+            first_length=lengths[0],
+            minimised_length=lengths[1],
             repairs=tuple(self._repairs),
             seconds=dict(self._seconds),
         )

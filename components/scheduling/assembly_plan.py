@@ -48,6 +48,7 @@ class AssemblyPlan:
         length: total length of the moves, nm.
         lower_bound: nm, the least total straight-line distance; no plan is shorter.
         first_length: nm, the length of the first plan without collision, before minimisation.
+        minimised_length: nm, after the first minimisation, before the corridors were refined.
         repairs: what was changed on the way, in order.   swaps: how many of them were exchanges of targets.
         seconds: where the time went: assignment, corridors, sat, total. Neither compared nor saved.
     """
@@ -63,6 +64,7 @@ class AssemblyPlan:
     length: float
     lower_bound: float
     first_length: float
+    minimised_length: float
     repairs: tuple[Repair, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -80,13 +82,16 @@ class AssemblyPlan:
         mine, theirs = self._arrays(), other._arrays()
         return (
             self.problem == other.problem
-            and (self.length, self.lower_bound, self.first_length) == (other.length, other.lower_bound, other.first_length)
+            and self._lengths() == other._lengths()
             and (self.schedule.cost, self.schedule.optimal) == (other.schedule.cost, other.schedule.optimal)
             and len(mine) == len(theirs)
             and all(np.array_equal(a, b) for a, b in zip(mine, theirs))
         )
 
     __hash__ = None
+
+    def _lengths(self) -> tuple[float, ...]:
+        return self.length, self.lower_bound, self.first_length, self.minimised_length
 
     def _arrays(self) -> list[np.ndarray]:
         schedule = self.schedule
@@ -141,6 +146,7 @@ class AssemblyPlan:
         rest = {
             "first_length_nm": self.first_length,
             "length_nm": self.length,
+            "minimised_length_nm": self.minimised_length,
             "lower_bound_nm": self.lower_bound,
             "cost_pm": self.schedule.cost,
             "optimal": self.schedule.optimal,
@@ -187,6 +193,7 @@ class AssemblyPlan:
                 length=rest["length_nm"],
                 lower_bound=rest["lower_bound_nm"],
                 first_length=rest["first_length_nm"],
+                minimised_length=rest["minimised_length_nm"],
                 repairs=tuple(Repair(kind, tuple(who), change) for kind, who, change in rest["repairs"]),
             )
         except (KeyError, IndexError, TypeError, ValueError, OSError) as error:

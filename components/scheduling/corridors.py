@@ -5,7 +5,7 @@ kept by their two ends, and a swap of targets only changes who leaves and who en
 before it has moved if its start does (Pre), and once it has moved if its target does (Post). A candidate with some j in both
 can never be used; one that is blocked by a superset of another's sites and is not shorter is never needed.
 
-Sources of candidates: the straight segment; where that has a blocker, also shortest paths on a hexagonal grid whose nodes cost
+Sources of candidates: the straight segment; where that has a blocker, also shortest paths on a hexagonal grid whose edges cost
 more near starts and near targets, for several pairs of penalties, pulled tight without being blocked by more sites.
 """
 
@@ -30,7 +30,10 @@ STATIC_PENALTY = 100.0
 ENRICH_PENALTY = 12.0
 MARGIN = 3.0
 """nm of free surface around the outermost sites that detours may use where no box is given."""
+LINE_PENALTY = 1.0
+"""nm by which a parking site looks further away for each straight way that it would block."""
 SAME_PLACE = 1e-9
+"""nm: a molecule this near to its target is on it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +74,7 @@ class CorridorPlanner:
         targets: (N, 2) nm, N <= M.
         w, c: clearance and contact distance, see `blockers`.
         grid: spacing of the grid for detours, nm.
-        lambdas: pairs (penalty of a start, penalty of a target) within w of a grid node; empty: straight segments only.
+        lambdas: pairs (penalty of a start, penalty of a target) within w of a grid edge; empty: straight segments only.
         assignment: (M,) target of each molecule, -1 for one that stays; by default molecule i goes to target i.
         box: side of the square about the origin that starts, targets, detours and parking sites must lie in; None: no bound.
 
@@ -123,11 +126,10 @@ class CorridorPlanner:
         self._route = [(m,) if g < 0 else (m, self.n_molecules + int(g)) for m, g in enumerate(goal)]
         centre = self.sites.mean(axis=0)
         self._grid = HexGrid(centre, float(np.hypot(*(self.sites - centre).T).max()) + MARGIN, grid, box)
-        self._tree = KDTree(self._grid.nodes)
-        self._near: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._near: dict[int, np.ndarray] = {}
         self._pool: dict[tuple[int, int], list[_Corridor]] = {}
         self._detoured: set[tuple[int, int]] = set()
-        self._count()
+        self._weigh()
         self._relabel()
         for m in range(self.n_molecules):
             self._generate(m)
@@ -158,16 +160,15 @@ class CorridorPlanner:
             raise ValueError(f"a molecule cannot swap with itself, got {i} twice")
         a, b = self._route[i], self._route[j]
         self._route[i], self._route[j] = (i, *b[1:]), (j, *a[1:])
-        self._count()
+        self._weigh()
         self._relabel()
         self._generate(i)
         self._generate(j)
 
     def park(self, molecule: int) -> bool:
-        """Let the molecule visit the nearest free site first: a surplus one goes there for good, another one in two moves.
+        """Let the molecule visit the best free site (`free_site`) first: a surplus one goes there for good, another one in two moves.
 
-        A site is free if it lies w or more from every start, target and other parking site, and in the box. Returns whether
-        there was one. Raises ValueError if the molecule has a parking site already or does not move.
+        Returns whether there was one. Raises ValueError if the molecule has a parking site already or does not move.
         """
         route = self._route[self._molecule(molecule)]
         if len(route) > 2 or (len(route) == 2 and route[1] >= self.n_molecules + self.n_targets):
@@ -185,30 +186,39 @@ class CorridorPlanner:
                 for x in pool
             ]
         self._route[molecule] = (molecule, new, *route[1:])
-        self._count()
+        self._weigh()
         self._relabel()
         self._generate(molecule)
         return True
 
     def free_site(self, molecule: int) -> np.ndarray | None:
-        """The nearest position, a whole number of lattice steps from the molecule's start, w or more from every site; None
-        if the box has none."""
+        """The best parking site for a molecule, a whole number of lattice steps from its start; None if the box has none.
+
+        Sites lie w or more from every start, target and other parking site. Of those the nearest is best; each straight way of
+        another molecule that it would block counts as `LINE_PENALTY` more."""
         start = self.sites[self._molecule(molecule)]
         furthest = float(np.hypot(*(self.sites - start).T).max()) + 2 * self.w
         tree, radius = KDTree(self.sites), 4 * self.w
+        ways = np.array([self._route[m][leg : leg + 2] for m, leg in self._jobs if m != molecule], dtype=np.int64).reshape(
+            -1, 2
+        )
+        begin, along = self.sites[ways[:, 0]], self.sites[ways[:, 1]] - self.sites[ways[:, 0]]
         while True:
             reach = math.ceil(radius / A0 / (math.sqrt(3) / 2))
             axis = np.arange(-reach, reach + 1)
             steps = to_position(np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 2))
-            distance = np.round(np.hypot(*steps.T), 9)
-            places = start + steps
-            free = (distance <= radius) & (tree.query(places)[0] >= self.w)
+            free = (np.hypot(*steps.T) <= radius) & (tree.query(start + steps)[0] >= self.w)
             if self.box is not None:
-                free &= (np.abs(places) <= self.box / 2).all(axis=1)
-            if free.any():
-                # Of equally near sites the first in the order of direction.
-                angle = np.round(np.arctan2(steps[:, 1], steps[:, 0]), 9)
-                return places[np.lexsort((angle, distance, ~free))[0]]
+                free &= (np.abs(start + steps) <= self.box / 2).all(axis=1)
+            steps = steps[free]
+            offset = (start + steps)[:, None] - begin
+            share = np.clip((offset * along).sum(axis=-1) / np.maximum((along**2).sum(axis=-1), 1e-12), 0, 1)
+            in_the_way = (np.hypot(*np.moveaxis(offset - share[..., None] * along, -1, 0)) < self.w).sum(axis=1)
+            cost = np.round(np.hypot(*steps.T) + LINE_PENALTY * in_the_way, 9)
+            # Of equally good sites the first in the order of direction.
+            order = np.lexsort((np.round(np.arctan2(steps[:, 1], steps[:, 0]), 9), cost))
+            if len(order) and (cost[order[0]] <= radius or radius > furthest):
+                return start + steps[order[0]]
             if radius > furthest:
                 return None
             radius *= 2
@@ -238,11 +248,11 @@ class CorridorPlanner:
         before = [x for m in ids for leg in self._legs(m) for x in self._corridors(m, leg)]
         known = {id(x) for x in before}
         for m in ids:
-            extra = np.zeros(len(self._grid.nodes))
+            extra = np.zeros(self._grid.n_edges)
             for other in around:
                 if other != m:
                     for site in self._route[other]:
-                        extra[self._around(site)[0]] += ENRICH_PENALTY
+                        extra[self._around(site)] += ENRICH_PENALTY
             for leg in self._legs(m):
                 self._detour(m, leg, extra)
         self._usable.clear()
@@ -252,6 +262,25 @@ class CorridorPlanner:
             for leg in self._legs(m)
             for x in self._corridors(m, leg)
         )
+
+    def pass_by(self, molecule: int, leg: int, occupied: Iterable[int]) -> bool:
+        """One more candidate for a move: a shortest way past the given sites alone, as if all others were empty.
+
+        Returns whether it is usable and not dominated by those known."""
+        self._leg(molecule, leg)
+        key = self._route[molecule][leg], self._route[molecule][leg + 1]
+        obstacles = sorted(set(occupied) - set(key))
+        penalty = np.zeros(self._grid.n_edges)
+        for site in obstacles:
+            penalty[self._around(site)] += STATIC_PENALTY
+        path = self._grid.path(self.sites[key[0]], self.sites[key[1]], penalty)
+        if path is None:
+            return False
+        before = list(self._pool[key])
+        self._add(key, tighten(np.ascontiguousarray(path), self.sites[obstacles], self.w, self.c))
+        added = [x for x in self._pool[key] if not any(x is y for y in before)]
+        self._usable.pop((molecule, leg), None)
+        return bool(added) and not self._always(molecule, added[0].mask)
 
     def problem(self) -> ScheduleProblem:
         """The moves, their candidates and the sites as a scheduling problem; costs are lengths in pm.
@@ -335,22 +364,11 @@ class CorridorPlanner:
 
     def _detour(self, molecule: int, leg: int, extra: np.ndarray | None) -> None:
         key = self._route[molecule][leg], self._route[molecule][leg + 1]
-        counts = self._wide.copy()
-        # Near its own ends only contact counts, and its own sites do not count at all.
-        for end in key:
-            near = self._around(end)[0]
-            counts[:, near] = self._close[:, near]
-        for site in self._route[molecule]:
-            wide, close = self._around(site)
-            kind = 0 if site < self.n_molecules else 1
-            exempt = np.isin(wide, np.concatenate([self._around(end)[0] for end in key]))
-            counts[kind, wide[~exempt]] -= 1
-            counts[kind, close[np.isin(close, wide[exempt])]] -= 1
-        for lambda_start, lambda_target in self.lambdas:
-            penalty = lambda_start * counts[0] + lambda_target * counts[1] + STATIC_PENALTY * counts[2]
-            if extra is not None:
-                penalty += extra
-            path = self._grid.path(self.sites[key[0]], self.sites[key[1]], np.maximum(penalty, 0.0))
+        for weights, all_sites in zip(self.lambdas, self._penalties):
+            penalty = all_sites.copy() if extra is None else all_sites + extra
+            for site in self._route[molecule]:
+                penalty[self._around(site)] -= weights[self._kind(site)]
+            path = self._grid.path(self.sites[key[0]], self.sites[key[1]], penalty)
             if path is not None:
                 self._add(key, tighten(np.ascontiguousarray(path), self._others(key), self.w, self.c))
 
@@ -370,25 +388,24 @@ class CorridorPlanner:
             [x for x in pool if not (pm <= x.pm and mask & ~x.mask == 0)] + [_Corridor(path, pm, mask)], key=_order
         )
 
-    def _around(self, site: int) -> tuple[np.ndarray, np.ndarray]:
-        """Grid nodes within w and within c of a site."""
+    def _around(self, site: int) -> np.ndarray:
+        """Grid edges within w of a site."""
         if site not in self._near:
-            self._near[site] = tuple(
-                np.array(sorted(self._tree.query_ball_point(self.sites[site], r)), dtype=np.int64) for r in (self.w, self.c)
-            )
+            self._near[site] = self._grid.edges_near(self.sites[site], self.w)
         return self._near[site]
 
-    def _count(self) -> None:
-        """How many starts, targets (or parking sites) and obstacles that never move lie within w and within c of each node."""
-        shape = (3, len(self._grid.nodes))
-        self._wide, self._close = np.zeros(shape), np.zeros(shape)
+    def _kind(self, site: int) -> int:
+        """0: a start, 1: a target or parking site, 2: an obstacle that never moves."""
+        if site >= self.n_molecules:
+            return 1
+        return 2 if len(self._route[site]) == 1 else 0
+
+    def _weigh(self) -> None:
+        """The penalty of each grid edge for each pair of lambdas, with all sites counted."""
+        counts = np.zeros((3, self._grid.n_edges))
         for site in range(len(self.sites)):
-            kind = 0 if site < self.n_molecules else 1
-            if kind == 0 and len(self._route[site]) == 1:
-                kind = 2
-            wide, close = self._around(site)
-            self._wide[kind, wide] += 1
-            self._close[kind, close] += 1
+            counts[self._kind(site), self._around(site)] += 1
+        self._penalties = [s * counts[0] + g * counts[1] + STATIC_PENALTY * counts[2] for s, g in self.lambdas]
 
 
 def _order(corridor: _Corridor) -> tuple[int, int]:

@@ -1,13 +1,15 @@
-"""Shortest paths on a coarse hexagonal grid whose nodes carry penalties.
+"""Shortest paths on a coarse hexagonal grid whose edges carry penalties.
 
-Each node has 12 neighbours: six at distance h and six at sqrt(3) h. An edge costs its length times 1 plus the mean penalty of
-its two nodes. A* with the straight-line distance as its bound searches only what can matter.
+Each node has 12 edges: six of length h and six of length sqrt(3) h. An edge costs its length times 1 plus its penalty. A* with
+the straight-line distance as its bound searches only what can matter. Penalties belong to edges and not to nodes because a
+long edge can pass close by a point that is far from both of its nodes.
 """
 
 import math
 
 import numpy as np
 from numba import njit
+from scipy.spatial import KDTree
 
 from components.envs.hexagonal import to_position
 
@@ -46,12 +48,27 @@ class HexGrid:
         around = kept[:, None] + _STEPS
         self.neighbours = index[around[..., 0], around[..., 1]]
         self._steps = h * np.repeat([1.0, math.sqrt(3)], 6)
+        self._tree = KDTree(self.nodes)
+
+    @property
+    def n_edges(self) -> int:
+        """Length of an array of penalties: 12 for each node, in the order of `neighbours` flattened, existing or not."""
+        return self.neighbours.size
+
+    def edges_near(self, point: np.ndarray, distance: float) -> np.ndarray:
+        """The edges closer than `distance` to a point, as sorted indices into an array of penalties; both directions of each."""
+        near = np.sort(self._tree.query_ball_point(point, distance + self._steps[-1]))
+        node, k = np.nonzero(self.neighbours[near] >= 0)
+        a, b = self.nodes[near[node]], self.nodes[self.neighbours[near[node], k]]
+        share = np.clip(((point - a) * (b - a)).sum(axis=1) / self._steps[k] ** 2, 0, 1)
+        close = np.hypot(*(a + share[:, None] * (b - a) - point).T) < distance
+        return 12 * near[node[close]] + k[close]
 
     def path(self, start: np.ndarray, goal: np.ndarray, penalty: np.ndarray) -> np.ndarray | None:
         """The cheapest path (m, 2) from `start` to `goal` (2,), which need not be nodes; None if there is none.
 
-        penalty: (n,) >= 0 of the nodes."""
-        route = _astar(self.nodes, self.neighbours, self._steps, start, goal, penalty, 1.5 * self.h)
+        The ends are joined to the nodes within 1.5 h. penalty: (n_edges,) float64 >= 0."""
+        route = _astar(self.nodes, self.neighbours, self._steps, start, goal, penalty.reshape(-1, 12), 1.5 * self.h)
         return None if not len(route) else np.concatenate([start[None], self.nodes[route], goal[None]])
 
 
@@ -105,7 +122,7 @@ def _astar(nodes, neighbours, steps, start, goal, penalty, reach):
         to_goal[v] = math.hypot(nodes[v, 0] - goal[0], nodes[v, 1] - goal[1])
         first = math.hypot(nodes[v, 0] - start[0], nodes[v, 1] - start[1])
         if first <= reach:
-            cost[v] = first * (1.0 + penalty[v] / 2)
+            cost[v] = first
             size = _push(keys, items, size, cost[v] + to_goal[v], v)
     best, last = np.inf, -1
     while size > 0:
@@ -116,7 +133,7 @@ def _astar(nodes, neighbours, steps, start, goal, penalty, reach):
             continue
         done[u] = True
         if to_goal[u] <= reach:
-            total = cost[u] + to_goal[u] * (1.0 + penalty[u] / 2)
+            total = cost[u] + to_goal[u]
             if total < best:
                 best, last = total, u
         for k in range(12):
@@ -126,7 +143,7 @@ def _astar(nodes, neighbours, steps, start, goal, penalty, reach):
             across = 0.0
             if length > 0.0:
                 across = abs((nodes[v, 0] - start[0]) * dy - (nodes[v, 1] - start[1]) * dx) / length
-            new = cost[u] + steps[k] * (1.0 + (penalty[u] + penalty[v]) / 2 + TIE * across)
+            new = cost[u] + steps[k] * (1.0 + penalty[u, k] + TIE * across)
             if new < cost[v]:
                 cost[v] = new
                 parent[v] = u

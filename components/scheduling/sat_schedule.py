@@ -215,7 +215,8 @@ class SatScheduler:
                     layered.add([-later, earlier])
         begin = time.perf_counter()
         name = self._name(deadline)
-        low, high = 1, most  # the least number lies in [low, high], or above most
+        # The least number lies in [low, high], or above `most`.
+        low, high = min(most, _forced_layers(problem)), most
         with Solver(name=name, bootstrap_with=layered.clauses) as solver:
             while low < high or (high == most and best.n_layers > most):
                 middle = most if best.n_layers > most else (low + high) // 2
@@ -436,6 +437,23 @@ class SatScheduler:
         return Schedule(order, layer, np.array(choice, dtype=np.int64), cost)
 
 
+def _forced_layers(problem: ScheduleProblem) -> int:
+    """A lower bound on the layers: the longest chain of arcs that whatever option is chosen implies."""
+    arcs = {(place.arrives, place.departs) for place in problem.locations if None not in (place.arrives, place.departs)}
+    for job, options in enumerate(problem.options):
+        forced = [set() for _ in options]
+        for mine, option in zip(forced, options, strict=True):
+            for index in option.blocked_by:
+                place = problem.locations[index]
+                if place.departs is None and place.arrives is not None:
+                    mine.add((job, place.arrives))
+                elif place.arrives is None and place.departs is not None:
+                    mine.add((place.departs, job))
+        arcs.update(set.intersection(*forced) if forced else ())
+    layers = layers_of(problem.n_jobs, arcs)
+    return 1 if layers is None else int(layers.max()) + 1
+
+
 def _truth(model: Sequence[int], n_variables: int) -> np.ndarray:
     """(n_variables + 1,) bool, by variable."""
     truth = np.zeros(n_variables + 1, dtype=bool)
@@ -479,5 +497,7 @@ def _solve(solver: Solver, assumptions: list[int], deadline: float) -> bool | No
     """Whether there is a model; None if the time ran out."""
     if deadline == inf:
         return solver.solve(assumptions=assumptions)
+    if time.perf_counter() > deadline:
+        return None
     with _alarm(deadline, solver):
         return solver.solve_limited(assumptions=assumptions, expect_interrupt=True)
