@@ -1,6 +1,6 @@
 """How well a policy drives molecules: the same episodes for every policy, so that differences can be taken seed by seed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -50,3 +50,9 @@ def evaluate(
         total["bystander_moved"] = np.maximum(total["bystander_moved"], running & (step.info["bystanders_moved"] > 0))
         running &= ~(step.terminated | step.truncated)
     return {name: values.reshape(len(seeds), episodes).mean(axis=1) for name, values in total.items()}
+
+
+def mean_rating(seeds: Sequence[int], episodes: int = 100, **options: object) -> Callable[[Policy], dict[str, float]]:
+    """`evaluate` with fixed seeds, as a function of the policy that gives the means over the seeds: what `rl.training.train`
+    chooses its checkpoint by. `options` are those of `evaluate`."""
+    return lambda policy: {name: float(values.mean()) for name, values in evaluate(policy, seeds, episodes, **options).items()}

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -35,6 +36,9 @@ class DQNConfig:
     epsilon_end: float = 0.05  # and in the end
     epsilon_steps: int = 2_400  # calls of `act` over which it falls linearly
     target_every: int = 200  # updates after which the target network is renewed
+    huber: float = (
+        1.0  # error up to which the loss is quadratic; rarer and dearer events than this count for less than their mean
+    )
     average: float = 0.998  # decay of the average of the weights on which the greedy policy acts; 0: the latest weights
 
     def __post_init__(self) -> None:
@@ -46,6 +50,8 @@ class DQNConfig:
             raise ValueError(f"lr must be positive, got {self.lr!r}")
         if not 0 <= self.gamma <= 1:
             raise ValueError(f"gamma must be in [0, 1], got {self.gamma!r}")
+        if not self.huber > 0:
+            raise ValueError(f"huber must be positive, got {self.huber!r}")
         if not 0 <= self.average < 1:
             raise ValueError(f"average must be in [0, 1), got {self.average!r}")
         if not 0 <= self.epsilon_end <= self.epsilon_start <= 1:
@@ -60,14 +66,19 @@ class DoubleDQN:
     Args:
         obs_dim: entries of an observation.  n_actions: number of actions.
         cfg: parameters.  seed: of the network's initial weights, of exploration and of the replayed batches.
+        allowed: (n_actions,) bool, the actions that it may ever take or value a state by; default all.
 
     Calling it with observations (B, obs_dim) gives the greedy actions (B,): a trained agent is a policy.
     """
 
-    def __init__(self, obs_dim: int, n_actions: int, cfg: DQNConfig | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, obs_dim: int, n_actions: int, cfg: DQNConfig | None = None, seed: int = 0, allowed: ArrayLike | None = None
+    ) -> None:
         if obs_dim < 1 or n_actions < 2:
             raise ValueError(f"at least one observation and two actions are needed, got {obs_dim} and {n_actions}")
         self.obs_dim, self.n_actions, self.cfg = obs_dim, n_actions, cfg or DQNConfig()
+        self.allowed = self._mask(np.ones(n_actions, dtype=bool) if allowed is None else allowed)
+        self._forbidden = torch.from_numpy(~self.allowed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.online, self.target, self.averaged = self._network(), self._network(), self._network()
@@ -82,6 +93,12 @@ class DoubleDQN:
         return nn.Sequential(
             nn.Linear(self.obs_dim, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, self.n_actions)
         )
+
+    def _mask(self, allowed: ArrayLike) -> np.ndarray:
+        allowed = np.asarray(allowed)
+        if allowed.shape != (self.n_actions,) or allowed.dtype != bool or not allowed.any():
+            raise ValueError(f"allowed must be a boolean vector of {self.n_actions} with at least one True")
+        return allowed
 
     @property
     def epsilon(self) -> float:
@@ -102,22 +119,18 @@ class DoubleDQN:
         """Q(s, a) of observations (B, obs_dim) -> (B, n_actions) float32, with the averaged weights or the latest ones."""
         return (self.averaged if averaged else self.online)(self._inputs(observation)).numpy()
 
-    def act(self, observation: np.ndarray, greedy: bool = False, allowed: np.ndarray | None = None) -> np.ndarray:
+    def act(self, observation: np.ndarray, greedy: bool = False, allowed: ArrayLike | None = None) -> np.ndarray:
         """Actions (B,) int64 for observations (B, obs_dim): epsilon-greedy, which advances the schedule, or greedy.
 
         Args:
-            allowed: (n_actions,) bool, the actions to choose from; default all.
+            allowed: (n_actions,) bool, the actions to choose from this time; default those of the agent.
         """
-        values = self.values(observation, averaged=greedy)
-        if allowed is not None:
-            allowed = np.asarray(allowed)
-            if allowed.shape != (self.n_actions,) or allowed.dtype != bool or not allowed.any():
-                raise ValueError(f"allowed must be a boolean vector of {self.n_actions} with at least one True")
-            values = np.where(allowed, values, -np.inf)
+        allowed = self.allowed if allowed is None else self._mask(allowed)
+        values = np.where(allowed, self.values(observation, averaged=greedy), -np.inf)
         best = values.argmax(axis=1)
         if greedy:
             return best
-        options = np.arange(self.n_actions) if allowed is None else np.nonzero(allowed)[0]
+        options = np.nonzero(allowed)[0]
         explore = self._rng.random(len(best)) < self.epsilon
         self.acts += 1
         return np.where(explore, options[self._rng.integers(len(options), size=len(best))], best)
@@ -146,10 +159,10 @@ class DoubleDQN:
         batch = self.replay.sample(cfg.batch, self._rng)
         observation, action, reward, following, terminated = (torch.from_numpy(part) for part in batch)
         with torch.no_grad():
-            choice = self.online(following).argmax(dim=1, keepdim=True)
+            choice = self.online(following).masked_fill(self._forbidden, -torch.inf).argmax(dim=1, keepdim=True)
             goal = reward + cfg.gamma * (1 - terminated) * self.target(following).gather(1, choice).squeeze(1)
         value = self.online(observation).gather(1, action[:, None]).squeeze(1)
-        loss = nn.functional.smooth_l1_loss(value, goal)
+        loss = nn.functional.huber_loss(value, goal, delta=cfg.huber)
         if not torch.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss.item()} in update {self.updates + 1}")
         self.optimizer.zero_grad(set_to_none=True)
@@ -177,7 +190,12 @@ class DoubleDQN:
     def save(self, path: Path | str) -> None:
         """Write what the greedy policy acts on and the configuration to a safetensors file. The replay buffer and the optimiser are not kept."""
         # One entry: several would be written in any order.
-        agent = {"obs_dim": self.obs_dim, "n_actions": self.n_actions, "cfg": asdict(self.cfg)}
+        agent = {
+            "obs_dim": self.obs_dim,
+            "n_actions": self.n_actions,
+            "cfg": asdict(self.cfg),
+            "allowed": self.allowed.tolist(),
+        }
         save_file(self.weights(), path, metadata={"double_dqn": json.dumps(agent, sort_keys=True)})
 
     @classmethod
@@ -189,6 +207,6 @@ class DoubleDQN:
         if metadata is None:
             raise ValueError(f"{path} holds no DoubleDQN agent: its metadata has no entry 'double_dqn'")
         shape = json.loads(metadata)
-        agent = cls(shape["obs_dim"], shape["n_actions"], DQNConfig(**shape["cfg"]))
+        agent = cls(shape["obs_dim"], shape["n_actions"], DQNConfig(**shape["cfg"]), allowed=shape["allowed"])
         agent.load_weights(tensors)
         return agent

@@ -145,12 +145,11 @@ class AssemblyPlanner:
             if stuck is not None:
                 self._free(stuck)
                 continue
-            with self._timed("sat"):
-                with self._scheduler(self.corridors.problem()) as scheduler:
-                    found = scheduler.solve()
-                    if isinstance(found, Schedule):
-                        return found
-                    core = scheduler.explain().jobs
+            with self._timed("sat"), self._scheduler(self.corridors.problem()) as scheduler:
+                found = scheduler.solve()
+                if isinstance(found, Schedule):
+                    return found
+                core = scheduler.explain().jobs
             self._untangle(sorted({self.corridors.jobs[k][0] for k in core}))
 
     def _free(self, job: tuple[int, int]) -> None:

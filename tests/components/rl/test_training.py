@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from components.envs.evaluation import evaluate
+from components.envs.evaluation import mean_rating
 from components.envs.guidance import N_ACTIONS, N_STATES, manipulation_states
 from components.envs.nano_assembly import NanoAssemblyVecEnv, Scenes
 from components.envs.protocols import RandomPolicy
@@ -12,11 +12,10 @@ from components.rl.dqn import DoubleDQN, DQNConfig
 from components.rl.tabular import TabularQ
 from components.rl.training import train
 
-CFG = DQNConfig(hidden=32, batch=128, epsilon_steps=80, target_every=50)
+CFG = DQNConfig(hidden=32, batch=128, epsilon_steps=60, target_every=50)
 
 
-def rate(policy):
-    return {name: values.mean() for name, values in evaluate(policy, [0, 1], 15).items()}
+rate = mean_rating([0, 1], 15)
 
 
 def test_an_agent_learns_to_drive_molecules_and_the_same_seed_learns_the_same():
@@ -24,15 +23,15 @@ def test_an_agent_learns_to_drive_molecules_and_the_same_seed_learns_the_same():
     for _ in range(2):
         agent, iterations = DoubleDQN(13, N_ACTIONS, CFG, seed=0), []
         results.append(
-            train(agent, NanoAssemblyVecEnv(16), rate, iters=240, eval_every=80, seed=0, on_iteration=iterations.append)
+            train(agent, NanoAssemblyVecEnv(16), rate, iters=180, eval_every=60, seed=0, on_iteration=iterations.append)
         )
         agents.append(agent)
-        assert iterations == list(range(1, 241))
+        assert iterations == list(range(1, 181))
     assert results[0] == results[1]
     assert all((a == b).all() for a, b in zip(agents[0].weights().values(), agents[1].weights().values(), strict=True))
     result = results[0]
-    assert [entry["iteration"] for entry in result.curve] == [80, 160, 240]
-    assert [entry["steps"] for entry in result.curve] == [1280, 2560, 3840]
+    assert [entry["iteration"] for entry in result.curve] == [60, 120, 180]
+    assert [entry["steps"] for entry in result.curve] == [960, 1920, 2880]
     assert result.best["return"] == max(entry["return"] for entry in result.curve)
     assert rate(agents[0]) == result.best  # the agent is the best checkpoint
     assert result.best["return"] > rate(RandomPolicy(0))["return"] + 0.5

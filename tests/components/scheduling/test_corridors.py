@@ -1,5 +1,6 @@
 """Corridors: blocking against dense samples of the path, string pulling, the grid's paths, candidates and their labels."""
 
+import itertools
 import math
 
 import numpy as np
@@ -118,7 +119,7 @@ def test_grid_paths_cost_what_dijkstra_says(seed):
 
     path = grid.path(start, goal, penalty)
     index = [int(np.linalg.norm(grid.nodes - place, axis=-1).argmin()) for place in path[1:-1]]
-    inside = sum(graph[a, b] for a, b in zip(index, index[1:]))
+    inside = sum(graph[a, b] for a, b in itertools.pairwise(index))
     found = inside + np.hypot(*(path[1] - path[0])) + np.hypot(*(path[-1] - path[-2]))
     # Ties are broken by up to 1e-4 per nm and nm.
     assert least - 1e-9 <= found <= least * 1.002
