@@ -419,27 +419,6 @@ class SatScheduler:
         return new
 
 
-<<<<<<< HEAD
-    def _arcs(self, formula: Encoding, truth: np.ndarray, choice: Sequence[int]) -> set[tuple[int, int]]:
-        """The arcs that the chosen options need, as a model has them."""
-        arcs = {(u, v) for _, u, v in formula.always}
-        for job, k in enumerate(choice):
-            if k >= 0:
-                for ways in formula.arcs_of[job][k]:
-                    arcs.add(next((u, v) for literal, u, v in ways if truth[abs(literal)] == (literal > 0)))
-        return arcs
-
-    def _schedule(self, formula: Encoding, truth: np.ndarray, required: set[int]) -> Schedule:
-        choice = [k if job in required else -1 for job, k in enumerate(self._choice(formula, truth))]
-        arcs = self._arcs(formula, truth, choice)
-        layer = layers_of(formula.n_jobs, arcs)
-        order = np.lexsort((np.arange(formula.n_jobs), layer))
-        cost = sum(formula.options[job][k].cost for job, k in enumerate(choice) if k >= 0)
-        return Schedule(order, layer, np.array(choice, dtype=np.int64), cost)
-
-
-=======
->>>>>>> env
 def _forced_layers(problem: ScheduleProblem) -> int:
     """A lower bound on the layers: the longest chain of arcs that whatever option is chosen implies."""
     arcs = {(place.arrives, place.departs) for place in problem.locations if None not in (place.arrives, place.departs)}
@@ -455,18 +434,6 @@ def _forced_layers(problem: ScheduleProblem) -> int:
         arcs.update(set.intersection(*forced) if forced else ())
     layers = layers_of(problem.n_jobs, arcs)
     return 1 if layers is None else int(layers.max()) + 1
-<<<<<<< HEAD
-
-
-def _truth(model: Sequence[int], n_variables: int) -> np.ndarray:
-    """(n_variables + 1,) bool, by variable."""
-    truth = np.zeros(n_variables + 1, dtype=bool)
-    literals = np.asarray(model, dtype=np.int64)
-    literals = literals[np.abs(literals) <= n_variables]
-    truth[np.abs(literals)] = literals > 0
-    return truth
-=======
->>>>>>> env
 
 
 def _deadline(time_limit: float | None) -> float:
