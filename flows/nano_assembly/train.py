@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
-from pydantic import Field
+from pydantic import Field, field_validator
 from safetensors.torch import save_file
 
 from components.envs.evaluation import evaluate as rate
@@ -26,6 +26,7 @@ from components.rl.tabular import TabularQ
 from components.rl.training import train as fit
 from components.scheduling.assembly import AssemblyPlanner, PlanNotFound
 from components.scheduling.assembly_plan import AssemblyPlan
+from components.scheduling.sat_schedule import SOLVERS
 from flows.nano_assembly.store import agent_path, read_instances
 from tasks import track
 from tasks.errors import UserError
@@ -51,6 +52,13 @@ class Plan(Strict):
     encoding: Literal["lazy", "layered", "binary"] = Field("lazy", description="how the order becomes a formula")
     solver: str = Field("cadical153", description="SAT solver, by PySAT's name")
     time_limit: float | None = Field(None, gt=0, description="seconds for each minimisation; none: results do not depend on it")
+
+    @field_validator("solver")
+    @classmethod
+    def known(cls, solver: str) -> str:
+        if solver not in SOLVERS:
+            raise ValueError(f"unknown solver {solver!r}; PySAT has {', '.join(sorted(SOLVERS))}")
+        return solver
 
 
 class Agent(Strict):
@@ -157,9 +165,8 @@ def run_sb3(job: Job, envs: NanoAssemblyVecEnv, validate: Callable[..., dict[str
 
     # A rollout is as long as two episodes; PPO's default of 2048 steps for each of 32 environments would leave three updates.
     n_steps = min(128, a.iters)
-    model = train_sb3(
-        "PPO", envs, a.iters * a.envs, 1 + job.seed, on_steps=look, every=a.eval_every * a.envs, n_steps=n_steps, batch_size=256
-    )
+    options = {"n_steps": n_steps, "batch_size": max(2, a.envs * n_steps // 16)}
+    model = train_sb3("PPO", envs, a.iters * a.envs, 1 + job.seed, on_steps=look, every=a.eval_every * a.envs, **options)
     look(model.num_timesteps, model)
     return {"weights": best[1], "curve": pd.DataFrame(curve)}
 
