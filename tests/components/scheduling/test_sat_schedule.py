@@ -25,7 +25,7 @@ def test_every_order_by_brute_force(encoding, symmetry):
     rng = np.random.default_rng(list(ENCODINGS).index(encoding))
     feasible = 0
     for _ in range(50):
-        problem = random_problem(rng, int(rng.integers(1, 6)))
+        problem = random_problem(rng, int(rng.integers(1, 7)))
         cost, layers = brute_force(problem)
         with SatScheduler(problem, encoding, symmetry=symmetry, seed=1) as scheduler:
             answers = scheduler.solve(), scheduler.minimise_cost(), scheduler.minimise_layers()
@@ -61,7 +61,8 @@ def test_gold_two_jobs_that_pass_over_each_others_start():
     assert core.text() == (
         "job 0 and job 1 block each other:\n"
         "- the only option of job 0 passes over the start of job 1, so it must run after job 1\n"
-        "- the only option of job 1 passes over the start of job 0, so it must run after job 0"
+        "- the only option of job 1 passes over the start of job 0, so it must run after job 0\n"
+        "- closed circle: job 0, before job 1, before job 0"
     )
     assert "molecule 1's bed" in core.text("molecule {}".format, lambda index: f"molecule {index}'s bed")
     scheduler.add_options(1, [Option(5)])
@@ -72,6 +73,20 @@ def test_gold_two_jobs_that_pass_over_each_others_start():
 def test_gold_a_cycle_of_three_and_a_free_job():
     ring = {0: [(1, [(START, 1)])], 1: [(1, [(START, 2)])], 2: [(1, [(START, 0)])]}
     assert SatScheduler(problem_of(4, ring)).explain().jobs == (0, 1, 2)
+
+
+def test_a_core_of_one_job_names_the_handover_that_closes_the_circle():
+    # Job 2 hands its token to job 1; job 0 must run before the one and after the other.
+    places = [Location(None, 2), Location(2, 1), Location(1, None), Location(2, None), Location(None, 1)]
+    problem = ScheduleProblem([[Option(0, frozenset({3, 4}))], [Option(0)], [Option(0)]], places)
+    core = SatScheduler(problem).explain()
+    assert core.jobs == (0,)
+    assert core.text().splitlines()[1:] == [
+        "- the only option of job 0 passes over the target of job 2, so it must run before job 2; "
+        "it passes over the start of job 1, so it must run after job 1",
+        "- job 2 must run before job 1, which takes its token on",
+        "- closed circle: job 0, before job 2, before job 1, before job 0",
+    ]
 
 
 def test_an_obstacle_and_a_job_without_options_are_cores_of_their_own():
@@ -241,18 +256,26 @@ def test_cost_first_and_then_layers_of_the_options_chosen():
 
 
 def test_a_time_limit_gives_the_best_so_far_and_a_bound():
-    problem = planted_problem(300)
+    problem = planted_problem(200)
     with SatScheduler(problem) as scheduler:
-        found = scheduler.minimise_cost(time_limit=1.5)
+        found = scheduler.minimise_cost(time_limit=1.0)
         assert isinstance(found, Unknown)
         check_schedule(problem, found.best)
         assert 0 < found.bound <= found.best.cost
-        layers = scheduler.minimise_layers(time_limit=1.5)
+        layers = scheduler.minimise_layers(time_limit=1.0)
         best = layers if isinstance(layers, Schedule) else layers.best
         check_schedule(problem, best)
         assert isinstance(layers, Schedule) or 1 <= layers.bound <= best.n_layers
         assert isinstance(scheduler.solve(), Schedule)  # an interruption does no harm
     assert isinstance(SatScheduler(problem, "binary").solve(time_limit=1e-4), Unknown)
+
+
+def test_half_a_time_limit_makes_the_schedule_cheaper():
+    problem = planted_problem(300)
+    with SatScheduler(problem) as scheduler:
+        any_cost, found = scheduler.solve().cost, scheduler.minimise_cost(time_limit=1.5)
+    check_schedule(problem, found.best)
+    assert found.best.cost < 0.9 * any_cost
 
 
 @pytest.mark.parametrize(
