@@ -258,6 +258,7 @@ def test_cost_first_and_then_layers_of_the_options_chosen():
 def test_a_time_limit_gives_the_best_so_far_and_a_bound():
     problem = planted_problem(200)
     with SatScheduler(problem) as scheduler:
+        scheduler.solve()  # compiles what is compiled at its first use
         found = scheduler.minimise_cost(time_limit=1.0)
         assert isinstance(found, Unknown)
         check_schedule(problem, found.best)
