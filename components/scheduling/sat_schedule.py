@@ -85,6 +85,10 @@ class SatScheduler:
             raise ValueError(f"symmetry must be some of {', '.join(SYMMETRY)}, got {symmetry!r}")
         if hint is not None and (len(hint) != problem.n_jobs or not np.isfinite(hint).all()):
             raise ValueError(f"hint must be {problem.n_jobs} finite numbers, one a job")
+        if solver in {*SolverNames.kissat404, *SolverNames.cryptosat}:
+            raise ValueError(
+                f"solver {solver!r} cannot be used here: it takes neither assumptions nor first guesses; try cadical153"
+            )
         self.problem = problem
         self.solver_name = solver
         self.symmetry = tuple(symmetry)

@@ -291,6 +291,7 @@ def test_half_a_time_limit_makes_the_schedule_cheaper():
         (lambda: ScheduleProblem([[Option(1)]], [Location(0, 0)]), "entered and left by the same job"),
         (lambda: SatScheduler(problem_of(2, {}), "magic"), "unknown encoding 'magic'; there are: lazy"),
         (lambda: SatScheduler(problem_of(2, {}), solver="magic"), "SolverNames are: .*cadical153"),
+        (lambda: SatScheduler(problem_of(2, {}), solver="kissat404"), "takes neither assumptions"),
         (lambda: SatScheduler(problem_of(2, {}), symmetry=("S9",)), "symmetry must be some of"),
         (lambda: SatScheduler(problem_of(2, {}), hint=[1.0]), "hint must be 2 finite numbers"),
         (lambda: SatScheduler(problem_of(70, {}), "transitive"), "at most 60 jobs, got 70"),
@@ -308,6 +309,15 @@ def test_bad_input_is_refused_in_one_sentence(make, words):
     with pytest.raises(ValueError, match=words) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("solver", ["cadical195", "glucose4", "maplechrono", "minisat22", "lingeling"])
+def test_other_solvers_will_do(solver):
+    for time_limit in (None, 10.0):
+        problem = planted_problem(20)
+        with SatScheduler(problem, solver=solver) as scheduler:
+            check_schedule(problem, scheduler.solve(time_limit=time_limit))
+            assert scheduler.minimise_layers(time_limit=time_limit).optimal
 
 
 def test_what_is_no_problem_is_refused():
