@@ -3,7 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from components.scheduling.problem import Option, ScheduleProblem
+import numpy as np
+
+from components.scheduling.graph import short_cycles
+from components.scheduling.problem import ScheduleProblem
+
+SHOWN_CYCLES = 3
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,7 @@ class Core:
         job_name: Callable[[int], str] = "job {}".format,
         location_name: Callable[[int], str] | None = None,
     ) -> str:
-        """The core for a reader: who blocks whom, then each job's options with what is in their way.
+        """The core for a reader: who blocks whom, each job's options with what is in their way, circles that this closes.
 
         Args:
             job_name, location_name: how to call a job and a location; by default "job 3", "the start of job 3".
@@ -34,35 +39,40 @@ class Core:
             lines = [f"{names[0]} can never run:" if self.problem.options[self.jobs[0]] else f"{names[0]} has no option."]
         else:
             lines = [f"{', '.join(names[:-1])} and {names[-1]} block each other:"]
-        involved = {*self.jobs, *self._between()}
+        # Tokens that are handed over order jobs, whether these belong to the core or not; and a job that could always be done
+        # ties the others together if one has to run before it and one after it.
+        stops = [spot for spot in self.problem.locations if spot.arrives is not None and spot.departs is not None]
+        involved = {*self.jobs, *(job for spot in stops for job in (spot.arrives, spot.departs)), *self._between()}
+        arcs = {(spot.arrives, spot.departs) for spot in stops}
+        mentioned: set[int] = set()
         for job in self.jobs:
             options = self.problem.options[job]
             for number, option in enumerate(options, 1):
                 which = f"the only option of {job_name(job)}" if len(options) == 1 else f"option {number} of {job_name(job)}"
-                lines.append(f"- {which} {self._reasons(option, involved, place, job_name)}")
+                reasons = []
+                for index in sorted(option.blocked_by):
+                    spot = self.problem.locations[index]
+                    waits = [(job, spot.arrives, "before")] if spot.arrives in involved else []
+                    waits += [(spot.departs, job, "after")] if spot.departs in involved else []
+                    arcs.update((u, v) for u, v, _ in waits)
+                    mentioned.update(u + v - job for u, v, _ in waits)
+                    if spot.arrives is None and spot.departs is None:
+                        reasons.append(f"passes over {place(index)}, which is never free")
+                    elif waits:
+                        when = " or ".join(f"{word} {job_name(u + v - job)}" for u, v, word in waits)
+                        reasons.append(f"passes over {place(index)}, so it must run {when}")
+                lines.append(f"- {which} {'; it '.join(reasons) if reasons else 'is blocked by none of these'}")
+        for spot in stops:
+            if {spot.arrives, spot.departs} & {*self.jobs, *mentioned}:
+                lines.append(f"- {job_name(spot.arrives)} must run before {job_name(spot.departs)}, which takes its token on")
+        for cycle in short_cycles(self.problem.n_jobs, np.array(sorted(arcs), dtype=np.int64).reshape(-1, 2), SHOWN_CYCLES):
+            lines.append(f"- closed circle: {', before '.join(job_name(job) for job in [*cycle, cycle[0]])}")
         return "\n".join(lines)
 
     def _between(self) -> set[int]:
-        """Jobs that could always be done, but tie the others together: one has to run before them and one after them."""
-        earlier, later = set(), set()
-        for job in self.jobs:
-            for option in self.problem.options[job]:
-                for index in option.blocked_by:
-                    later.add(self.problem.locations[index].arrives)
-                    earlier.add(self.problem.locations[index].departs)
-        return (earlier & later) - {None}
-
-    def _reasons(self, option: Option, involved: set[int], place, job_name) -> str:
-        reasons = []
-        for index in sorted(option.blocked_by):
-            location = self.problem.locations[index]
-            waits = [f"before {job_name(location.arrives)}"] if location.arrives in involved else []
-            waits += [f"after {job_name(location.departs)}"] if location.departs in involved else []
-            if location.arrives is None and location.departs is None:
-                reasons.append(f"passes over {place(index)}, which is never free")
-            elif waits:
-                reasons.append(f"passes over {place(index)}, so it must run {' or '.join(waits)}")
-        return "; it ".join(reasons) if reasons else "is blocked by none of these"
+        """Jobs that some option of the core has to precede and some option has to follow."""
+        spots = [self.problem.locations[i] for job in self.jobs for option in self.problem.options[job] for i in option.blocked_by]
+        return ({spot.arrives for spot in spots} & {spot.departs for spot in spots}) - {None}
 
     def _place(self, index: int, job_name) -> str:
         location = self.problem.locations[index]

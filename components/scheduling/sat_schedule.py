@@ -85,6 +85,10 @@ class SatScheduler:
             raise ValueError(f"symmetry must be some of {', '.join(SYMMETRY)}, got {symmetry!r}")
         if hint is not None and (len(hint) != problem.n_jobs or not np.isfinite(hint).all()):
             raise ValueError(f"hint must be {problem.n_jobs} finite numbers, one a job")
+        if solver in {*SolverNames.kissat404, *SolverNames.cryptosat}:
+            raise ValueError(
+                f"solver {solver!r} cannot be used here: it takes neither assumptions nor first guesses; try cadical153"
+            )
         self.problem = problem
         self.solver_name = solver
         self.symmetry = tuple(symmetry)
@@ -149,11 +153,15 @@ class SatScheduler:
         """A schedule of all jobs of least total cost.
 
         Without acyclicity the optimum is a lower bound; each optimum with a cycle is cut off, so the first one without is it.
-        When the time runs out: the best schedule found by then and the lower bound reached."""
+        With a time limit, half of it goes into a good schedule first. When the time runs out: the best schedule found by then and
+        the lower bound reached."""
         deadline = _deadline(time_limit)
         first = self.solve(time_limit=time_limit)
         if not isinstance(first, Schedule):
             return first
+        if deadline < inf:
+            now = time.perf_counter()
+            first = self._cheaper(first, now + (deadline - now) / 2)
         formula = self._formula
         base, wcnf = 0, WCNF()
         for clause in formula.clauses:
@@ -212,38 +220,57 @@ class SatScheduler:
         if model is None:
             return Infeasible(tuple(range(n)))
         best = self._decoder.schedule(model)
-        most = best.n_layers if upper is None else min(int(upper), best.n_layers)
-
+        # Small formulas first: the number of layers that a formula allows doubles until one has a schedule.
         problem = self._present_problem(choice)
-        layered = Layered(problem, most, left_justified="S1" in self.symmetry)
+        limit = n if upper is None else int(upper)
+        low = bound = _forced_layers(problem)
+        proven = True  # that there are at least `low` layers
+        begin = time.perf_counter()
+        while low < best.n_layers and low <= limit:
+            top = min(limit, max(4, 2 * low), best.n_layers - 1)
+            found, fewest = self._within(problem, low, top, choice, deadline)
+            bound = fewest if proven else bound
+            if found is not None:
+                best = found
+                proven = proven and fewest == found.n_layers
+                break
+            proven = proven and fewest > top
+            if time.perf_counter() > deadline:
+                proven = False
+                break
+            low = top + 1
+        self._stats.seconds += time.perf_counter() - begin
+        if best.n_layers > limit:
+            return Infeasible(tuple(range(n))) if proven else Unknown(None, bound)
+        return Schedule(best.order, best.layer, best.choice, best.cost, optimal=True) if proven else Unknown(best, bound)
+
+    def _within(
+        self, problem: ScheduleProblem, low: int, top: int, choice: Sequence[int] | None, deadline: float
+    ) -> tuple[Schedule | None, int]:
+        """(a schedule with as few of low..top layers as could be found, how few there may be: top + 1 if more are needed).
+
+        One formula with `top` layers; with a deadline, a third of the time left goes into it."""
+        if deadline < inf:
+            now = time.perf_counter()
+            deadline = now + (deadline - now) / 3
+        layered = Layered(problem, top, left_justified="S1" in self.symmetry)
         if self._swap_guard and choice is None and not self._forbidden:
             for i, j in self._swaps:
                 for earlier, later in zip(layered.at[i], layered.at[j], strict=True):
                     layered.add([-later, earlier])
-        decoder = Decoder(layered)
-        begin = time.perf_counter()
-        name = self._name(deadline)
-        # The least number lies in [low, high], or above `most`.
-        low, high = min(most, _forced_layers(problem)), most
-        with Solver(name=name, bootstrap_with=layered.clauses) as solver:
-            while low < high or (high == most and best.n_layers > most):
-                middle = most if best.n_layers > most else (low + high) // 2
-                assumed = [*layered.selected, *layered.closed(), *layered.within(middle)]
-                answer = _solve(solver, assumed, deadline)
+        decoder, best, high, middle = Decoder(layered), None, top + 1, top
+        with Solver(name=self._name(deadline), bootstrap_with=layered.clauses) as solver:
+            while low < high:
+                answer = _solve(solver, [*layered.selected, *layered.closed(), *layered.within(middle)], deadline)
                 if answer is None:
-                    self._stats.seconds += time.perf_counter() - begin
-                    return Unknown(best if best.n_layers <= most else None, low)
+                    break
                 if answer:
-                    found = decoder.schedule(truth_of(solver.get_model(), layered.n_variables))
-                    best = self._translate(found, choice)
+                    best = self._translate(decoder.schedule(truth_of(solver.get_model(), layered.n_variables)), choice)
                     high = min(middle, best.n_layers)
-                elif middle == most:
-                    self._stats.seconds += time.perf_counter() - begin
-                    return Infeasible(tuple(range(n)))
                 else:
                     low = middle + 1
-        self._stats.seconds += time.perf_counter() - begin
-        return Schedule(best.order, best.layer, best.choice, best.cost, optimal=True)
+                middle = (low + high) // 2
+        return best, low
 
     def minimise_cost_then_layers(self, time_limit: float | None = None) -> Schedule | Infeasible | Unknown:
         """Least cost first, and then the fewest layers with the options chosen by it."""
@@ -404,6 +431,33 @@ class SatScheduler:
                     return truth
         finally:
             self._stats.seconds += time.perf_counter() - begin
+
+    def _cheaper(self, schedule: Schedule, deadline: float) -> Schedule:
+        """Improve a schedule job by job: one gets a cheaper option, none a dearer one. Stops at the deadline, or where that is
+        possible for no job."""
+        formula = self._formula
+        base = [*formula.selected, *self._assumed(everyone=True)]
+        costs = [[option.cost for option in options] for options in formula.options]
+        waiting = list(range(formula.n_jobs))
+        while waiting:
+            now = [costs[job][k] for job, k in enumerate(schedule.choice.tolist())]
+            job = max(waiting, key=lambda j: now[j] - min(costs[j]))
+            if now[job] == min(costs[job]):
+                break
+            dearer = [
+                -x
+                for j, (literals, prices) in enumerate(zip(formula.x, costs, strict=True))
+                for x, price in zip(literals, prices, strict=True)
+                if price > now[j] or (j == job and price == now[j])
+            ]
+            model = self._model(base + dearer, deadline)
+            if isinstance(model, Unknown):
+                break
+            if model is None:  # nor will it be possible when the others are cheaper
+                waiting.remove(job)
+            else:
+                schedule = self._decoder.schedule(model)
+        return schedule
 
     def _cut(self, truth: np.ndarray) -> list[list[int]]:
         """Forbid the cycles of a model; returns the new clauses."""

@@ -25,7 +25,7 @@ def test_every_order_by_brute_force(encoding, symmetry):
     rng = np.random.default_rng(list(ENCODINGS).index(encoding))
     feasible = 0
     for _ in range(50):
-        problem = random_problem(rng, int(rng.integers(1, 6)))
+        problem = random_problem(rng, int(rng.integers(1, 7)))
         cost, layers = brute_force(problem)
         with SatScheduler(problem, encoding, symmetry=symmetry, seed=1) as scheduler:
             answers = scheduler.solve(), scheduler.minimise_cost(), scheduler.minimise_layers()
@@ -61,7 +61,8 @@ def test_gold_two_jobs_that_pass_over_each_others_start():
     assert core.text() == (
         "job 0 and job 1 block each other:\n"
         "- the only option of job 0 passes over the start of job 1, so it must run after job 1\n"
-        "- the only option of job 1 passes over the start of job 0, so it must run after job 0"
+        "- the only option of job 1 passes over the start of job 0, so it must run after job 0\n"
+        "- closed circle: job 0, before job 1, before job 0"
     )
     assert "molecule 1's bed" in core.text("molecule {}".format, lambda index: f"molecule {index}'s bed")
     scheduler.add_options(1, [Option(5)])
@@ -80,7 +81,7 @@ def test_a_core_names_the_jobs_that_tie_it_together():
     assert core.jobs == (0,)
     assert core.text() == (
         "job 0 can never run:\n- the only option of job 0 passes over the start of job 1, so it must run after job 1; "
-        "it passes over the target of job 1, so it must run before job 1"
+        "it passes over the target of job 1, so it must run before job 1\n- closed circle: job 0, before job 1, before job 0"
     )
     # 0 before 1 before 2 before 0, where job 1 itself asks for nothing.
     chain = SatScheduler(problem_of(3, {0: [(1, [(TARGET, 1)])], 2: [(1, [(START, 1), (TARGET, 0)])]})).explain()
@@ -89,6 +90,21 @@ def test_a_core_names_the_jobs_that_tie_it_together():
         "- the only option of job 0 passes over the target of job 1, so it must run before job 1",
         "- the only option of job 2 passes over the start of job 1, so it must run after job 1; "
         "it passes over the target of job 0, so it must run before job 0",
+        "- closed circle: job 0, before job 1, before job 2, before job 0",
+    ]
+
+
+def test_a_core_of_one_job_names_the_handover_that_closes_the_circle():
+    # Job 2 hands its token to job 1; job 0 must run before the one and after the other.
+    places = [Location(None, 2), Location(2, 1), Location(1, None), Location(2, None), Location(None, 1)]
+    problem = ScheduleProblem([[Option(0, frozenset({3, 4}))], [Option(0)], [Option(0)]], places)
+    core = SatScheduler(problem).explain()
+    assert core.jobs == (0,)
+    assert core.text().splitlines()[1:] == [
+        "- the only option of job 0 passes over the target of job 2, so it must run before job 2; "
+        "it passes over the start of job 1, so it must run after job 1",
+        "- job 2 must run before job 1, which takes its token on",
+        "- closed circle: job 0, before job 2, before job 1, before job 0",
     ]
 
 
@@ -259,18 +275,27 @@ def test_cost_first_and_then_layers_of_the_options_chosen():
 
 
 def test_a_time_limit_gives_the_best_so_far_and_a_bound():
-    problem = planted_problem(300)
+    problem = planted_problem(200)
     with SatScheduler(problem) as scheduler:
-        found = scheduler.minimise_cost(time_limit=1.5)
+        scheduler.solve()  # compiles what is compiled at its first use
+        found = scheduler.minimise_cost(time_limit=1.0)
         assert isinstance(found, Unknown)
         check_schedule(problem, found.best)
         assert 0 < found.bound <= found.best.cost
-        layers = scheduler.minimise_layers(time_limit=1.5)
+        layers = scheduler.minimise_layers(time_limit=1.0)
         best = layers if isinstance(layers, Schedule) else layers.best
         check_schedule(problem, best)
         assert isinstance(layers, Schedule) or 1 <= layers.bound <= best.n_layers
         assert isinstance(scheduler.solve(), Schedule)  # an interruption does no harm
     assert isinstance(SatScheduler(problem, "binary").solve(time_limit=1e-4), Unknown)
+
+
+def test_half_a_time_limit_makes_the_schedule_cheaper():
+    problem = planted_problem(300)
+    with SatScheduler(problem) as scheduler:
+        any_cost, found = scheduler.solve().cost, scheduler.minimise_cost(time_limit=1.5)
+    check_schedule(problem, found.best)
+    assert found.best.cost < 0.9 * any_cost
 
 
 @pytest.mark.parametrize(
@@ -285,6 +310,7 @@ def test_a_time_limit_gives_the_best_so_far_and_a_bound():
         (lambda: ScheduleProblem([[Option(1)]], [Location(0, 0)]), "entered and left by the same job"),
         (lambda: SatScheduler(problem_of(2, {}), "magic"), "unknown encoding 'magic'; there are: lazy"),
         (lambda: SatScheduler(problem_of(2, {}), solver="magic"), "SolverNames are: .*cadical153"),
+        (lambda: SatScheduler(problem_of(2, {}), solver="kissat404"), "takes neither assumptions"),
         (lambda: SatScheduler(problem_of(2, {}), symmetry=("S9",)), "symmetry must be some of"),
         (lambda: SatScheduler(problem_of(2, {}), hint=[1.0]), "hint must be 2 finite numbers"),
         (lambda: SatScheduler(problem_of(70, {}), "transitive"), "at most 60 jobs, got 70"),
@@ -302,6 +328,15 @@ def test_bad_input_is_refused_in_one_sentence(make, words):
     with pytest.raises(ValueError, match=words) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("solver", ["cadical195", "glucose4", "maplechrono", "minisat22", "lingeling"])
+def test_other_solvers_will_do(solver):
+    for time_limit in (None, 10.0):
+        problem = planted_problem(20)
+        with SatScheduler(problem, solver=solver) as scheduler:
+            check_schedule(problem, scheduler.solve(time_limit=time_limit))
+            assert scheduler.minimise_layers(time_limit=time_limit).optimal
 
 
 def test_what_is_no_problem_is_refused():
