@@ -75,7 +75,8 @@ class CorridorPlanner:
         targets: (N, 2) nm, N <= M.
         w, c: clearance and contact distance, see `blockers`.
         grid: spacing of the grid for detours, nm.
-        lambdas: pairs (penalty of a start, penalty of a target) for the edges of the grid near one, see `penalise`; empty: straight segments only.
+        lambdas: pairs (penalty of a start, penalty of a target) for the edges of the grid near one, see `penalise`; empty: straight
+            segments only.
         assignment: (M,) target of each molecule, -1 for one that stays; by default molecule i goes to target i.
         penalise: what makes a grid edge dearer. "nodes": the starts and targets within w of its two nodes, the mean of the two;
             "edges": those within w of any of it, also of its middle alone. Corridors by "edges" are blocked by fewer sites.
@@ -174,7 +175,7 @@ class CorridorPlanner:
         self._generate(j)
 
     def park(self, molecule: int) -> bool:
-        """Let the molecule visit the best free site (`free_site`) first: a surplus one goes there for good, another one in two moves.
+        """Let the molecule visit the best free site (`free_site`) first: a surplus one for good, another one on its way.
 
         Returns whether there was one. Raises ValueError if the molecule has a parking site already or does not move.
         """
