@@ -21,8 +21,10 @@ from pysat.formula import WCNF
 from pysat.solvers import Solver, SolverNames
 
 from components.scheduling.core import Core
+from components.scheduling.decode import Decoder, truth_of
 from components.scheduling.encodings import ENCODINGS, Encoding, Layered
 from components.scheduling.graph import layers_of, short_cycles
+from components.scheduling.guess import guess
 from components.scheduling.problem import Infeasible, Option, Schedule, ScheduleProblem, Unknown
 from components.scheduling.symmetry import interchangeable
 
@@ -56,10 +58,10 @@ class SatScheduler:
         encoding: how orders are encoded: "lazy", "layered", "binary" or "transitive" (see `encodings`).
         solver: any SAT solver of PySAT that takes assumptions, by name.
         symmetry: which symmetry breakers to use. "S1": only left-justified layers ("layered" and `minimise_layers`).
-            "S2": interchangeable jobs run in the order of their index. "S3": `hint` sets the solver's first guesses.
-            None changes any optimum.
-        seed: shuffles the solver's first guesses where `hint` gives none; 0 leaves the solver's own.
-        hint: (n,) numbers: jobs with a smaller one are tried earlier. None: no hint.
+            "S2": interchangeable jobs run in the order of their index. "S3": the solver's first guesses follow `hint`, or a
+            quick greedy order (see `guess`). None changes any optimum.
+        seed: shuffles ties of the greedy order, if it is not 0.
+        hint: (n,) numbers: jobs with a smaller one are tried earlier, for instance those with inner targets. None: no hint.
 
     Raises ValueError for an unknown encoding, solver or breaker, and a hint of another length.
     """
@@ -92,6 +94,7 @@ class SatScheduler:
             self._formula: Encoding = Layered(problem, left_justified="S1" in self.symmetry)
         else:
             self._formula = kind(problem)
+        self._decoder = Decoder(self._formula)
         self._forbidden: set[tuple[int, int]] = set()
         self._swaps: list[tuple[int, int]] = []
         self._swap_guard = 0
@@ -136,17 +139,25 @@ class SatScheduler:
         if model is None:
             failed = set(self._solvers[self._name(deadline)].get_core() or ())
             return Infeasible(tuple(job for job in chosen if self._formula.selected[job] in failed))
-        return model if isinstance(model, Unknown) else self._schedule(self._formula, model, set(chosen))
+        if isinstance(model, Unknown):
+            return model
+        required = np.zeros(self.problem.n_jobs, dtype=bool)
+        required[chosen] = True
+        return self._decoder.schedule(model, required)
 
     def minimise_cost(self, time_limit: float | None = None) -> Schedule | Infeasible | Unknown:
         """A schedule of all jobs of least total cost.
 
         Without acyclicity the optimum is a lower bound; each optimum with a cycle is cut off, so the first one without is it.
-        When the time runs out: the best schedule found by then and the lower bound reached."""
+        With a time limit, half of it goes into a good schedule first. When the time runs out: the best schedule found by then and
+        the lower bound reached."""
         deadline = _deadline(time_limit)
         first = self.solve(time_limit=time_limit)
         if not isinstance(first, Schedule):
             return first
+        if deadline < inf:
+            now = time.perf_counter()
+            first = self._cheaper(first, now + (deadline - now) / 2)
         formula = self._formula
         base, wcnf = 0, WCNF()
         for clause in formula.clauses:
@@ -170,10 +181,10 @@ class SatScheduler:
                         model = rc2.compute(expect_interrupt=deadline < inf)
                     if rang or time.perf_counter() > deadline:
                         return Unknown(first, base + rc2.cost)
-                    truth = _truth(model, formula.n_variables)
+                    truth = truth_of(model, formula.n_variables)
                     cuts = self._cut(truth)
                     if not cuts:
-                        found = self._schedule(formula, truth, set(range(formula.n_jobs)))
+                        found = self._decoder.schedule(truth)
                         return Schedule(found.order, found.layer, found.choice, found.cost, optimal=True)
                     for clause in cuts:
                         rc2.add_clause(clause)
@@ -204,7 +215,7 @@ class SatScheduler:
             return model
         if model is None:
             return Infeasible(tuple(range(n)))
-        best = self._schedule(self._formula, model, set(range(n)))
+        best = self._decoder.schedule(model)
         most = best.n_layers if upper is None else min(int(upper), best.n_layers)
 
         problem = self._present_problem(choice)
@@ -213,6 +224,7 @@ class SatScheduler:
             for i, j in self._swaps:
                 for earlier, later in zip(layered.at[i], layered.at[j], strict=True):
                     layered.add([-later, earlier])
+        decoder = Decoder(layered)
         begin = time.perf_counter()
         name = self._name(deadline)
         # The least number lies in [low, high], or above `most`.
@@ -226,7 +238,7 @@ class SatScheduler:
                     self._stats.seconds += time.perf_counter() - begin
                     return Unknown(best if best.n_layers <= most else None, low)
                 if answer:
-                    found = self._schedule(layered, _truth(solver.get_model(), layered.n_variables), set(range(n)))
+                    found = decoder.schedule(truth_of(solver.get_model(), layered.n_variables))
                     best = self._translate(found, choice)
                     high = min(middle, best.n_layers)
                 elif middle == most:
@@ -372,13 +384,12 @@ class SatScheduler:
     def _phases(self) -> list[int]:
         if "S3" not in self.symmetry:
             return []
+        known = ScheduleProblem(self._formula.options, self.problem.locations)
+        rank, choice = guess(known, self._hint, self.seed)
         if self._hint is not None:
             rank = self._hint
-        elif self.seed:
-            rank = np.random.default_rng(self.seed).permutation(self.problem.n_jobs)
-        else:
-            return []
-        return [literal for (u, v), literal in self._formula.arc_literals.items() if rank[u] < rank[v]]
+        orders = [literal for (u, v), literal in self._formula.arc_literals.items() if rank[u] < rank[v]]
+        return orders + [x for job, k in enumerate(choice.tolist()) for x in self._formula.x[job][k : k + 1] if k >= 0]
 
     def _model(self, assumptions: list[int], deadline: float) -> np.ndarray | Unknown | None:
         """The truth of each variable in a model without cycles; None if there is none."""
@@ -392,49 +403,51 @@ class SatScheduler:
                     return Unknown()
                 if not answer:
                     return None
-                truth = _truth(solver.get_model(), self._formula.n_variables)
+                truth = truth_of(solver.get_model(), self._formula.n_variables)
                 if not self._cut(truth):
                     return truth
         finally:
             self._stats.seconds += time.perf_counter() - begin
 
+    def _cheaper(self, schedule: Schedule, deadline: float) -> Schedule:
+        """Improve a schedule job by job: one gets a cheaper option, none a dearer one. Stops at the deadline, or where that is
+        possible for no job."""
+        formula = self._formula
+        base = [*formula.selected, *self._assumed(everyone=True)]
+        costs = [[option.cost for option in options] for options in formula.options]
+        waiting = list(range(formula.n_jobs))
+        while waiting:
+            now = [costs[job][k] for job, k in enumerate(schedule.choice.tolist())]
+            job = max(waiting, key=lambda j: now[j] - min(costs[j]))
+            if now[job] == min(costs[job]):
+                break
+            dearer = [
+                -x
+                for j, (literals, prices) in enumerate(zip(formula.x, costs, strict=True))
+                for x, price in zip(literals, prices, strict=True)
+                if price > now[j] or (j == job and price == now[j])
+            ]
+            model = self._model(base + dearer, deadline)
+            if isinstance(model, Unknown):
+                break
+            if model is None:  # nor will it be possible when the others are cheaper
+                waiting.remove(job)
+            else:
+                schedule = self._decoder.schedule(model)
+        return schedule
+
     def _cut(self, truth: np.ndarray) -> list[list[int]]:
         """Forbid the cycles of a model; returns the new clauses."""
         formula = self._formula
         known = len(formula.clauses)
-        arcs = self._arcs(formula, truth, self._choice(formula, truth))
+        arcs = self._decoder.arcs(truth, self._decoder.choice(truth))
         if self._swap_guard and truth[self._swap_guard] and not isinstance(formula, Layered):
-            arcs.update(self._swaps)
+            arcs = np.concatenate([arcs, np.array(self._swaps, dtype=np.int64)])
         for cycle in short_cycles(formula.n_jobs, arcs, CUTS_PER_ROUND):
             formula.forbid_cycle(formula.arc_literals[u, v] for u, v in zip(cycle, cycle[1:] + cycle[:1], strict=True))
         new = formula.clauses[known:]
         self._stats.cuts += len(new)
         return new
-
-    def _choice(self, formula: Encoding, truth: np.ndarray) -> list[int]:
-        """The cheapest option that a model allows each job; -1 for none."""
-        chosen = []
-        for x, options in zip(formula.x, formula.options, strict=True):
-            true = [k for k, literal in enumerate(x) if truth[literal]]
-            chosen.append(min(true, key=lambda k: options[k].cost) if true else -1)
-        return chosen
-
-    def _arcs(self, formula: Encoding, truth: np.ndarray, choice: Sequence[int]) -> set[tuple[int, int]]:
-        """The arcs that the chosen options need, as a model has them."""
-        arcs = {(u, v) for _, u, v in formula.always}
-        for job, k in enumerate(choice):
-            if k >= 0:
-                for ways in formula.arcs_of[job][k]:
-                    arcs.add(next((u, v) for literal, u, v in ways if truth[abs(literal)] == (literal > 0)))
-        return arcs
-
-    def _schedule(self, formula: Encoding, truth: np.ndarray, required: set[int]) -> Schedule:
-        choice = [k if job in required else -1 for job, k in enumerate(self._choice(formula, truth))]
-        arcs = self._arcs(formula, truth, choice)
-        layer = layers_of(formula.n_jobs, arcs)
-        order = np.lexsort((np.arange(formula.n_jobs), layer))
-        cost = sum(formula.options[job][k].cost for job, k in enumerate(choice) if k >= 0)
-        return Schedule(order, layer, np.array(choice, dtype=np.int64), cost)
 
 
 def _forced_layers(problem: ScheduleProblem) -> int:
@@ -452,15 +465,6 @@ def _forced_layers(problem: ScheduleProblem) -> int:
         arcs.update(set.intersection(*forced) if forced else ())
     layers = layers_of(problem.n_jobs, arcs)
     return 1 if layers is None else int(layers.max()) + 1
-
-
-def _truth(model: Sequence[int], n_variables: int) -> np.ndarray:
-    """(n_variables + 1,) bool, by variable."""
-    truth = np.zeros(n_variables + 1, dtype=bool)
-    literals = np.asarray(model, dtype=np.int64)
-    literals = literals[np.abs(literals) <= n_variables]
-    truth[np.abs(literals)] = literals > 0
-    return truth
 
 
 def _deadline(time_limit: float | None) -> float:
