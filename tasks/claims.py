@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
 from tasks.errors import UserError
 
@@ -113,6 +113,35 @@ def lower_bound_above(x: float) -> Rule:
     return Rule(text, lambda cell: _above("lower bound", cell["ci95"][0], x, f"{x:g}"), needs_interval=True)
 
 
+def mean_below(x: float) -> Rule:
+    """The mean is less than `x`. Raises ValueError if `x` is not a finite number."""
+    x = _finite(x, "mean_below(x): x")
+    return Rule(f"mean < {x:g}", lambda cell: _below("mean", cell["mean"], x))
+
+
+def upper_bound_below(x: float) -> Rule:
+    """The upper end of the 95% interval is less than `x`. Raises ValueError if `x` is not a finite number."""
+    x = _finite(x, "upper_bound_below(x): x")
+    text = f"upper end of the 95% interval < {x:g}"
+    return Rule(text, lambda cell: _below("upper bound", cell["ci95"][1], x), needs_interval=True)
+
+
+def mean_within(low: float, high: float) -> Rule:
+    """`low` <= mean <= `high`; one of the two may be infinite: at most, at least.
+
+    Raises ValueError for a bound that is not a number, for low > high and where neither bound is finite."""
+    low, high = _range(low, high, "mean_within(low, high)")
+    return Rule(f"mean {_range_text(low, high)}", lambda cell: _within("mean", [cell["mean"]], low, high))
+
+
+def every_value_within(low: float, high: float) -> Rule:
+    """Each single value lies in [`low`, `high`]; one of the two may be infinite.
+
+    Raises ValueError for a bound that is not a number, for low > high and where neither bound is finite."""
+    low, high = _range(low, high, "every_value_within(low, high)")
+    return Rule(f"every value {_range_text(low, high)}", lambda cell: _within("value", cell["values"], low, high))
+
+
 def mean_above_minus_standard_errors(k: float) -> Rule:
     """The mean of a difference is greater than minus `k` of its standard errors: 'best, or within them of the best'.
 
@@ -179,9 +208,10 @@ class Claim:
         statement: the claim in our words.
         paper: the paper's own figure, as text.
         unit: the unit of the measured quantity.
-        quantity: the cell of the metrics that measures it, or a tuple of cells: the first is the one reported, and the rule
-            applies to each. None only for an untestable claim.
-        rule: what has to be true of the cell. None only for an untestable claim.
+        quantity: the cell of the metrics that measures it, or a tuple of cells: the first is the one reported. None only for
+            an untestable claim.
+        rule: what has to be true of each cell, or a tuple with one rule per cell. None only for an untestable claim.
+        settled_by: whether "all" cells have to meet their rule, or "any" one of them.
         untestable: the reason why this scale cannot test the claim, whatever is measured.
         explanation: why we think the verdict is what it is; written after looking into it, added to the computed reason.
 
@@ -193,7 +223,8 @@ class Claim:
     paper: str
     unit: str = ""
     quantity: tuple[str, str] | tuple[tuple[str, str], ...] | None = None
-    rule: Rule | None = None
+    rule: Rule | tuple[Rule, ...] | None = None
+    settled_by: Literal["all", "any"] = "all"
     untestable: str | None = None
     explanation: str | None = None
 
@@ -208,9 +239,16 @@ class Claim:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value.strip()):
                 raise ValueError(f"claim {self.id!r}: {name} must be None or a text that is not empty, got {value!r}")
-        if self.rule is not None and not isinstance(self.rule, Rule):
-            raise TypeError(f"claim {self.id!r}: rule must be a Rule such as mean_above(0), got {self.rule!r}")
+        for rule in self.rule if isinstance(self.rule, tuple) else (self.rule,):
+            if not isinstance(rule, Rule) and (rule is not None or isinstance(self.rule, tuple)):
+                raise TypeError(f"claim {self.id!r}: rule must be a Rule such as mean_above(0), got {rule!r}")
+        if self.settled_by not in ("all", "any"):
+            raise ValueError(f"claim {self.id!r}: settled_by must be 'all' or 'any', got {self.settled_by!r}")
         cells = self.cells
+        if isinstance(self.rule, tuple) and len(self.rule) != len(cells):
+            raise ValueError(
+                f"claim {self.id!r}: {len(self.rule)} rules for {len(cells)} cells; give one for each, or one for all"
+            )
         if self.untestable is None and (self.rule is None or not cells):
             raise ValueError(f"claim {self.id!r} needs a quantity and a rule, or `untestable` with the reason why it has none")
 
@@ -224,6 +262,21 @@ class Claim:
         if not isinstance(pairs, tuple) or not pairs or not all(_is_pair(pair) for pair in pairs):
             raise ValueError(f"claim {self.id!r}: quantity must be (method, metric) or a tuple of such pairs, got {quantity!r}")
         return tuple(Cell(*pair) for pair in pairs)
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rule of each cell."""
+        return self.rule if isinstance(self.rule, tuple) else (self.rule,) * len(self.cells)
+
+    @property
+    def rule_text(self) -> str | None:
+        """The condition as a sentence; with different rules or a choice, each beside its cell."""
+        if self.rule is None:
+            return None
+        if isinstance(self.rule, Rule) and self.settled_by == "all":
+            return self.rule.text
+        parts = (f"{cell}: {rule.text}" for cell, rule in zip(self.cells, self.rules, strict=True))
+        return ("; or " if self.settled_by == "any" else "; ").join(parts)
 
 
 def verdict(claim: Claim, metrics: Metrics) -> Verdict:
@@ -243,10 +296,10 @@ def verdict(claim: Claim, metrics: Metrics) -> Verdict:
         outcome = Outcome(None, claim.untestable.strip())
         found = [pair for pair in found if pair[0] == claim.cells[0]]
     elif len(found) == 1:
-        outcome = claim.rule.judge(found[0][1])
+        outcome = claim.rules[0].judge(found[0][1])
     else:
-        outcomes = ((cell, claim.rule.judge(summary)) for cell, summary in found)
-        outcome = _joined([Outcome(o.holds, f"{cell}: {o.reason}") for cell, o in outcomes])
+        outcomes = ((cell, rule.judge(summary)) for (cell, summary), rule in zip(found, claim.rules, strict=True))
+        outcome = _joined([Outcome(o.holds, f"{cell}: {o.reason}") for cell, o in outcomes], claim.settled_by)
     reason = outcome.reason if claim.explanation is None else f"{_sentence(outcome.reason)} {claim.explanation.strip()}"
     reported = found[0][1] if found else None
     return {
@@ -256,7 +309,7 @@ def verdict(claim: Claim, metrics: Metrics) -> Verdict:
         "measured": reported["mean"] if reported else None,
         "ci95": list(reported["ci95"]) if reported and reported["ci95"] is not None else None,
         "unit": claim.unit,
-        "rule": claim.rule.text if claim.rule else None,
+        "rule": claim.rule_text,
         "verdict": {True: HOLDS, False: FAILS, None: NOT_TESTABLE}[outcome.holds],
         "reason": reason,
     }
@@ -400,10 +453,11 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in sorted(names)) or "nothing"
 
 
-def _joined(outcomes: list[Outcome]) -> Outcome:
-    """All of `outcomes`: one that fails settles it, otherwise one that is open leaves it open."""
+def _joined(outcomes: list[Outcome], by: Literal["all", "any"] = "all") -> Outcome:
+    """All of `outcomes`: one that fails settles it. Any of them: one that holds does. Otherwise an open one leaves it open."""
     states = [outcome.holds for outcome in outcomes]
-    holds = False if False in states else None if None in states else True
+    settling = by == "any"
+    holds = settling if settling in states else None if None in states else not settling
     return Outcome(holds, "; ".join(outcome.reason for outcome in outcomes))
 
 
@@ -413,6 +467,41 @@ def _above(name: str, value: float, x: float, right: str) -> Outcome:
     if (float(left.replace(",", "")) > float(right.replace(",", ""))) != (value > x):
         left, right = f"{'+' if value > 0 else ''}{value!r}", f"{x:.17g}"
     return Outcome(value > x, f"{name} {left} is {'' if value > x else 'not '}above {right}")
+
+
+def _below(name: str, value: float, x: float) -> Outcome:
+    left, right = number(value, signed=True), f"{x:g}"
+    if (float(left.replace(",", "")) < float(right)) != (value < x):
+        left, right = f"{'+' if value > 0 else ''}{value!r}", f"{x:.17g}"
+    return Outcome(value < x, f"{name} {left} is {'' if value < x else 'not '}below {right}")
+
+
+def _within(name: str, values: list[float], low: float, high: float) -> Outcome:
+    """Whether all of `values` lie within; names the one that is nearest to leaving, or furthest out."""
+    worst = min(values, key=lambda value: min(value - low, high - value))
+    holds = low <= worst <= high
+    shown = number(worst, signed=True)
+    if (low <= float(shown.replace(",", "")) <= high) != holds:
+        shown = f"{'+' if worst > 0 else ''}{worst!r}"
+    which = name if len(values) == 1 else f"the {name} that lies {'nearest to a bound' if holds else 'furthest out'},"
+    return Outcome(
+        holds, f"{which} {shown}{',' if len(values) > 1 else ''} is {'' if holds else 'not '}{_range_text(low, high)}"
+    )
+
+
+def _range(low: float, high: float, where: str) -> tuple[float, float]:
+    for bound in (low, high):
+        if isinstance(bound, bool | str) or not hasattr(bound, "__float__") or math.isnan(bound):
+            raise ValueError(f"{where}: the bounds must be numbers, got {bound!r}")
+    if low > high or not (math.isfinite(low) or math.isfinite(high)):
+        raise ValueError(f"{where}: needs low <= high with one of them finite, got {low!r} and {high!r}")
+    return float(low), float(high)
+
+
+def _range_text(low: float, high: float) -> str:
+    if low == -math.inf:
+        return f"at most {high:g}"
+    return f"at least {low:g}" if high == math.inf else f"within [{low:g}, {high:g}]"
 
 
 def _unique_ids(entries: list[Verdict], where: str) -> list[Verdict]:

@@ -18,11 +18,15 @@ from tasks.claims import (
     Outcome,
     Rule,
     all_of,
+    every_value_within,
     lower_bound_above,
     mean_above,
     mean_above_minus_standard_errors,
+    mean_below,
+    mean_within,
     measured_text,
     number,
+    upper_bound_below,
     validate_claims_file,
     verdict,
     verdicts,
@@ -64,6 +68,19 @@ def judged(rule, summary):
         (lower_bound_above(0), cell(1, 3, ci95=[0.0, 4.0]), FAILS),
         (lower_bound_above(-1), cell(1, 3, ci95=[-0.5, 4.0]), HOLDS),
         (lower_bound_above(0), cell(5), NOT_TESTABLE),
+        (mean_below(0), cell(-0.5, 0.5), FAILS),  # a mean of exactly 0 is not below 0
+        (mean_below(0), cell(-0.1), HOLDS),
+        (upper_bound_below(2), cell(1, 1, ci95=[0.5, 1.99]), HOLDS),
+        (upper_bound_below(2), cell(1, 1, ci95=[0.5, 2.0]), FAILS),
+        (upper_bound_below(2), cell(1), NOT_TESTABLE),
+        (mean_within(1, 2), cell(0, 2), HOLDS),  # bounds belong to it
+        (mean_within(1, 2), cell(2.5), FAILS),
+        (mean_within(1, 2), cell(0.999), FAILS),
+        (mean_within(-math.inf, 0), cell(0.0), HOLDS),
+        (mean_within(0.99, math.inf), cell(0.98), FAILS),
+        (every_value_within(1, 2), cell(1, 2, 1.5), HOLDS),
+        (every_value_within(1, 2), cell(1.5, 1.5, 2.1), FAILS),
+        (every_value_within(1, 2), cell(0.9, 1.5, 1.5), FAILS),
         # values -3 and 1: mean -1, standard deviation sqrt(8), standard error 2
         (mean_above_minus_standard_errors(1), cell(-3, 1), HOLDS),
         (mean_above_minus_standard_errors(0.5), cell(-3, 1), FAILS),  # -1 is not above -1
@@ -134,6 +151,13 @@ def test_printed_numbers_never_contradict_the_verdict(value, threshold):
     assert (left > right) == (value > threshold) == ("not" not in words)
 
 
+@given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6))
+def test_printed_numbers_below_never_contradict_the_verdict(value, threshold):
+    words = mean_below(threshold).judge(cell(value)).reason.replace(",", "").split()
+    left, right = float(words[1]), float(words[-1])
+    assert (left < right) == (value < threshold) == ("not" not in words)
+
+
 def test_the_explanation_follows_the_computed_reason():
     entry = verdict(claim(explanation=" Cheb helps. "), {"A - B": {"cora/accuracy": cell(-2)}})
     assert entry["reason"] == "mean -2.00 is not above 0. Cheb helps."
@@ -147,6 +171,37 @@ def test_several_cells_are_all_judged_and_the_first_is_reported():
     assert entry["reason"] == "A - B, cora/accuracy: mean +2.00 is above 0; A - C, cora/accuracy: mean -1.00 is not above 0"
     metrics["A - C"]["cora/accuracy"] = cell(1)
     assert verdict(two, metrics)["verdict"] == HOLDS
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "by", "expected"),
+    [
+        (1, 1, "all", HOLDS),
+        (1, 3, "all", FAILS),
+        (1, 3, "any", HOLDS),
+        (-1, 1, "any", HOLDS),
+        (-1, 3, "any", FAILS),
+        (-1, 1, "all", FAILS),
+    ],
+)
+def test_each_cell_may_have_its_own_rule(first, second, by, expected):
+    two = claim((mean_above(0), mean_below(2)), quantity=(("A", "m"), ("B", "m")), settled_by=by)
+    entry = verdict(two, {"A": {"m": cell(first)}, "B": {"m": cell(second)}})
+    assert (entry["verdict"], entry["measured"]) == (expected, first)
+    assert entry["rule"] == ("A, m: mean > 0; or B, m: mean < 2" if by == "any" else "A, m: mean > 0; B, m: mean < 2")
+
+
+def test_an_open_cell_leaves_a_choice_open_unless_another_holds():
+    two = claim((lower_bound_above(0), mean_above(0)), quantity=(("A", "m"), ("B", "m")), settled_by="any")
+    assert verdict(two, {"A": {"m": cell(1)}, "B": {"m": cell(1)}})["verdict"] == HOLDS
+    assert verdict(two, {"A": {"m": cell(1)}, "B": {"m": cell(-1)}})["verdict"] == NOT_TESTABLE
+
+
+def test_the_value_furthest_out_is_named():
+    assert judged(every_value_within(1, 2), cell(1.5, 2.5, 0.9))["reason"] == (
+        "the value that lies furthest out, +2.50, is not within [1, 2]"
+    )
+    assert judged(mean_within(-math.inf, 1), cell(0.5))["reason"] == "mean +0.50 is at most 1"
 
 
 def test_a_failing_cell_is_not_hidden_by_an_open_one():
@@ -218,6 +273,12 @@ def test_a_rule_cannot_change_the_metrics():
         (lambda: mean_above(math.nan), ValueError, "mean_above"),
         (lambda: mean_above("0"), ValueError, "must be a finite number"),
         (lambda: lower_bound_above(math.inf), ValueError, "lower_bound_above"),
+        (lambda: mean_within(2, 1), ValueError, "low <= high"),
+        (lambda: mean_within(-math.inf, math.inf), ValueError, "one of them finite"),
+        (lambda: every_value_within(math.nan, 1), ValueError, "must be numbers"),
+        (lambda: claim((mean_above(0), mean_above(0))), ValueError, "2 rules for 1 cells"),
+        (lambda: claim((mean_above(0), 3)), TypeError, "must be a Rule"),
+        (lambda: claim(settled_by="most"), ValueError, "settled_by"),
         (lambda: mean_above_minus_standard_errors(-1), ValueError, "0 or more"),
         (lambda: wilcoxon_greater(1), ValueError, "between 0 and 1"),
         (lambda: all_of(), ValueError, "at least one rule"),
