@@ -30,6 +30,7 @@ from components.scheduling.hex_grid import HexGrid
 PULSE_COLUMNS = ("run", "step", "mol", "R_x", "R_y", "V", "q0", "r0", "q1", "r1", "bystanders")
 DETOUR_MARGIN = 6.0  # nm around start and end that a detour may use
 DETOUR_GRID = 0.45  # nm
+DETOUR_PENALTY = 1000.0  # an edge near a molecule counts so many times its length
 
 
 class PlannedMove(Protocol):
@@ -283,15 +284,19 @@ class AssemblyRunner:
             return None
         grid = HexGrid(centre, reach, DETOUR_GRID)
         at_ends = np.minimum(np.hypot(*(grid.nodes - start).T), np.hypot(*(grid.nodes - end).T)) < self.w
-        keep = np.where(at_ends, contact, self.w)
-        gap = np.hypot(*(grid.nodes[:, None] - near[None]).transpose(2, 0, 1))
-        path = grid.path(start, end, 1000.0 * (gap < keep[:, None]).sum(axis=1))
+        penalty = np.zeros(grid.n_edges)
+        for point in near:
+            wide = grid.edges_near(point, self.w)
+            penalty[wide[~at_ends[wide // 12]]] = DETOUR_PENALTY
+            penalty[grid.edges_near(point, contact)] = DETOUR_PENALTY
+        path = grid.path(start, end, penalty)
         if path is None or blockers(path, others, self.w, contact).any():
             return None
         return tighten(np.ascontiguousarray(path), others, self.w, contact)
 
     def _displaced(self) -> np.ndarray:
-        """(M,) bool: molecules that are not where they should be."""
+        """(M,) bool: molecules that are not where they should be. A scan's noise is far below the lattice's spacing, so that a
+        scanned surface is known site by site."""
         return self.world.alive & (self.world.sites != self._planned).any(axis=1)
 
     def _put_back(self) -> None:

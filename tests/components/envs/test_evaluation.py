@@ -68,3 +68,9 @@ def test_bad_input():
         evaluate(RandomPolicy(0), [])
     with pytest.raises(ValueError, match="at least one"):
         evaluate(RandomPolicy(0), [0], 0)
+    with pytest.raises(ValueError, match=r"0\.\.44"):
+        evaluate(lambda seen: np.full(len(seen), 45), [0], 1)
+    with pytest.raises(TypeError, match="whole numbers"):
+        evaluate(lambda seen: np.full(len(seen), np.nan), [0], 1)
+    with pytest.raises(ValueError, match="'vector' or 'image'"):
+        evaluate(RandomPolicy(0), [0], 1, observation="sound")
