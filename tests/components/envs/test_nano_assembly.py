@@ -37,7 +37,7 @@ def rollout(envs, steps, seed):
 
 @pytest.mark.parametrize("observation", ["vector", "image"])
 def test_a_batch_is_bit_for_bit_as_many_single_environments(observation):
-    count, steps, seed = (13, 150, 7) if observation == "vector" else (2, 20, 7)
+    count, steps, seed = (8, 120, 7) if observation == "vector" else (2, 20, 7)
     envs = NanoAssemblyVecEnv(count, observation)
     singles = [NanoAssemblyEnv(observation) for _ in range(count)]
     seen, _ = envs.reset(seed=seed)
@@ -118,7 +118,7 @@ def test_rewards_add_up():
     rewards = Rewards(pulse=0.07, lateral=0.0, bystander=2.0, lost=4.0, goal=1.5)
     env = NanoAssemblyEnv(rewards=rewards, physics=Physics(dissociation=0.05, dissociation_bias=2.5))
     policy, outcomes = FixedProtocol(0.6, 3.0), set()
-    for seed in range(60):
+    for seed in range(40):
         seen, info = env.reset(seed=seed)
         to_go, total, expected = info["remaining"], 0.0, 0.0
         done = False
