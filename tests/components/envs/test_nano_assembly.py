@@ -108,6 +108,16 @@ def test_random_scenes_are_what_they_claim():
     assert np.bincount(state.orientation.ravel(), minlength=3).min() > 320
 
 
+def test_a_molecule_may_be_alone_or_in_a_crowd():
+    for bystanders in (0, 5):
+        envs = NanoAssemblyVecEnv(20, scenes=Scenes(bystanders=bystanders))
+        seen, _ = envs.reset(seed=0)
+        assert (seen[:, 9:11] == (-1, 0)).all() == (bystanders == 0)
+        for _ in range(30):
+            seen, _, _, _, info = envs.step(np.full(20, AHEAD))
+            assert envs.observation_space.contains(seen) and (info["bystanders_moved"] <= bystanders).all()
+
+
 def given_scene(env, *, others=(), path=((0, 0), (2.3, 0)), seed=0):
     sites = snap(np.array([path[0], *others], dtype=float))
     return env.reset(seed=seed, options={"sites": sites, "path": to_position(snap(np.array(path)))})
@@ -221,6 +231,11 @@ def test_bad_input():
         NanoAssemblyEnv(render_mode="human")
     with pytest.raises(ValueError, match="shortest < longest"):
         Scenes(shortest=4.0)
+    for wrong in ({"bystanders": 1.5}, {"max_pulses": 0}, {"longest": np.nan}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Scenes(**wrong)
+    with pytest.raises(ValueError, match="lost must be finite"):
+        Rewards(lost=np.inf)
     with pytest.raises(ValueError, match="clearance"):
         Manipulation(np.array([0]), scenes=Scenes(clearance=0.5))
     with pytest.raises(ValueError, match="at least one environment"):
