@@ -54,7 +54,7 @@ class AssemblyPlanner:
         starts: (M, 2) positions of the molecules, nm.
         targets: (N, 2) positions to fill, N <= M.
         w, c: clearance and contact distance of moving and resting molecules, nm.
-        grid, lambdas: spacing (nm) and penalties of the grid for detours, see `CorridorPlanner`.
+        grid, lambdas, penalise: spacing (nm) and penalties of the grid for detours, see `CorridorPlanner`.
         refinements: rounds of refinement at most, after the length was minimised: each adds shorter corridors that are free in
             the schedule found, and minimises again. 0: none.
         max_repairs: exchanges of targets and clearings before molecules are moved in two steps.
@@ -81,6 +81,7 @@ class AssemblyPlanner:
         box: float | None = None,
         assignment: ArrayLike | None = None,
         refinements: int = 5,
+        penalise: str = "nodes",
         time_limit: float | None = None,
     ) -> None:
         for name, value in (("max_repairs", max_repairs), ("refinements", refinements)):
@@ -94,7 +95,7 @@ class AssemblyPlanner:
             self.assignment = assign(starts, targets, c)
         with self._timed("corridors"):
             first = self.assignment.target if assignment is None else assignment
-            self.corridors = CorridorPlanner(starts, targets, w, c, grid, lambdas, first, box)
+            self.corridors = CorridorPlanner(starts, targets, w, c, grid, lambdas, first, box, penalise)
         self._repairs: list[Repair] = []
         self._swapped: Counter[frozenset[int]] = Counter()
         self._enriched: set[tuple[tuple[int, int], ...]] = set()

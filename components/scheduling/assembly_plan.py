@@ -99,8 +99,8 @@ class AssemblyPlan:
         return [*fixed, *(path for paths in self.corridors for path in paths), np.array([m.molecule for m in self.moves])]
 
     def save(self, folder: str | Path) -> None:
-        """Write molecules, targets, corridors and schedule as parquet tables and the rest as plan.json into a new or empty
-        folder; the same plan gives the same bytes."""
+        """Write molecules, targets, corridors and schedule as parquet tables and the rest as plan.json into a folder, made if
+        need be, over what is there; the same plan gives the same bytes."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         x, y = self.starts.T

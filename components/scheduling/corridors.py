@@ -26,6 +26,7 @@ from components.scheduling.problem import Location, Option, ScheduleProblem
 __all__ = ["LAMBDAS", "Candidate", "CorridorPlanner", "blockers"]
 
 LAMBDAS = ((2.0, 2.0), (8.0, 1.0), (1.0, 8.0), (30.0, 30.0))
+PENALISE = ("nodes", "edges")
 STATIC_PENALTY = 100.0
 ENRICH_PENALTY = 12.0
 MARGIN = 3.0
@@ -74,8 +75,11 @@ class CorridorPlanner:
         targets: (N, 2) nm, N <= M.
         w, c: clearance and contact distance, see `blockers`.
         grid: spacing of the grid for detours, nm.
-        lambdas: pairs (penalty of a start, penalty of a target) within w of a grid edge; empty: straight segments only.
+        lambdas: pairs (penalty of a start, penalty of a target) for the edges of the grid near one, see `penalise`; empty: straight
+            segments only.
         assignment: (M,) target of each molecule, -1 for one that stays; by default molecule i goes to target i.
+        penalise: what makes a grid edge dearer. "nodes": the starts and targets within w of its two nodes, the mean of the two;
+            "edges": those within w of any of it, also of its middle alone. Corridors by "edges" are blocked by fewer sites.
         box: side of the square about the origin that starts, targets, detours and parking sites must lie in; None: no bound.
 
     A molecule that is on its target already has no move. Raises ValueError for bad positions, distances, penalties or
@@ -92,7 +96,11 @@ class CorridorPlanner:
         lambdas: Sequence[Sequence[float]] = LAMBDAS,
         assignment: ArrayLike | None = None,
         box: float | None = None,
+        penalise: str = "nodes",
     ) -> None:
+        if penalise not in PENALISE:
+            raise ValueError(f"penalise must be one of {', '.join(PENALISE)}, got {penalise!r}")
+        self.penalise = penalise
         check_distances(w, c)
         starts, targets = check_positions(starts, "start", c), check_positions(targets, "target", c)
         self.n_molecules, self.n_targets = len(starts), len(targets)
@@ -126,7 +134,8 @@ class CorridorPlanner:
         self._route = [(m,) if g < 0 else (m, self.n_molecules + int(g)) for m, g in enumerate(goal)]
         centre = self.sites.mean(axis=0)
         self._grid = HexGrid(centre, float(np.hypot(*(self.sites - centre).T).max()) + MARGIN, grid, box)
-        self._near: dict[int, np.ndarray] = {}
+        self._close: dict[int, np.ndarray] = {}
+        self._near: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._pool: dict[tuple[int, int], list[_Corridor]] = {}
         self._detoured: set[tuple[int, int]] = set()
         self._weigh()
@@ -166,7 +175,7 @@ class CorridorPlanner:
         self._generate(j)
 
     def park(self, molecule: int) -> bool:
-        """Let the molecule visit the best free site (`free_site`) first: a surplus one goes there for good, another one in two moves.
+        """Let the molecule visit the best free site (`free_site`) first: a surplus one for good, another one on its way.
 
         Returns whether there was one. Raises ValueError if the molecule has a parking site already or does not move.
         """
@@ -252,7 +261,7 @@ class CorridorPlanner:
             for other in around:
                 if other != m:
                     for site in self._route[other]:
-                        extra[self._around(site)] += ENRICH_PENALTY
+                        self._charge(extra, site, ENRICH_PENALTY)
             for leg in self._legs(m):
                 self._detour(m, leg, extra)
         self._usable.clear()
@@ -272,8 +281,8 @@ class CorridorPlanner:
         obstacles = sorted(set(occupied) - set(key))
         penalty = np.zeros(self._grid.n_edges)
         for site in obstacles:
-            penalty[self._around(site)] += STATIC_PENALTY
-        path = self._grid.path(self.sites[key[0]], self.sites[key[1]], penalty)
+            penalty[self._close_to(site)] += STATIC_PENALTY
+        path = self._grid.path(self.sites[key[0]], self.sites[key[1]], np.maximum(penalty, 0.0))
         if path is None:
             return False
         before = list(self._pool[key])
@@ -367,8 +376,8 @@ class CorridorPlanner:
         for weights, all_sites in zip(self.lambdas, self._penalties):
             penalty = all_sites.copy() if extra is None else all_sites + extra
             for site in self._route[molecule]:
-                penalty[self._around(site)] -= weights[self._kind(site)]
-            path = self._grid.path(self.sites[key[0]], self.sites[key[1]], penalty)
+                self._charge(penalty, site, -weights[self._kind(site)])
+            path = self._grid.path(self.sites[key[0]], self.sites[key[1]], np.maximum(penalty, 0.0))
             if path is not None:
                 self._add(key, tighten(np.ascontiguousarray(path), self._others(key), self.w, self.c))
 
@@ -388,11 +397,24 @@ class CorridorPlanner:
             [x for x in pool if not (pm <= x.pm and mask & ~x.mask == 0)] + [_Corridor(path, pm, mask)], key=_order
         )
 
-    def _around(self, site: int) -> np.ndarray:
-        """Grid edges within w of a site."""
+    def _close_to(self, site: int) -> np.ndarray:
+        """Grid edges with any part within w of a site."""
+        if site not in self._close:
+            self._close[site] = self._grid.edges_near(self.sites[site], self.w)
+        return self._close[site]
+
+    def _around(self, site: int) -> tuple[np.ndarray, np.ndarray]:
+        """Grid edges that a site makes dearer, and how much of its penalty each gets."""
         if site not in self._near:
-            self._near[site] = self._grid.edges_near(self.sites[site], self.w)
+            if self.penalise == "edges":
+                self._near[site] = self._close_to(site), np.ones(len(self._close_to(site)))
+            else:
+                self._near[site] = self._grid.edges_from(self.sites[site], self.w)
         return self._near[site]
+
+    def _charge(self, penalty: np.ndarray, site: int, amount: float) -> None:
+        edges, share = self._around(site)
+        penalty[edges] += amount * share
 
     def _kind(self, site: int) -> int:
         """0: a start, 1: a target or parking site, 2: an obstacle that never moves."""
@@ -404,7 +426,7 @@ class CorridorPlanner:
         """The penalty of each grid edge for each pair of lambdas, with all sites counted."""
         counts = np.zeros((3, self._grid.n_edges))
         for site in range(len(self.sites)):
-            counts[self._kind(site), self._around(site)] += 1
+            self._charge(counts[self._kind(site)], site, 1.0)
         self._penalties = [s * counts[0] + g * counts[1] + STATIC_PENALTY * counts[2] for s, g in self.lambdas]
 
 

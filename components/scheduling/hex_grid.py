@@ -1,8 +1,8 @@
 """Shortest paths on a coarse hexagonal grid whose edges carry penalties.
 
 Each node has 12 edges: six of length h and six of length sqrt(3) h. An edge costs its length times 1 plus its penalty. A* with
-the straight-line distance as its bound searches only what can matter. Penalties belong to edges and not to nodes because a
-long edge can pass close by a point that is far from both of its nodes.
+the straight-line distance as its bound searches only what can matter. Penalties belong to edges, because a long edge can pass
+close by a point that is far from both of its nodes; the mean of two nodes' penalties is one of an edge, too.
 """
 
 import math
@@ -63,6 +63,15 @@ class HexGrid:
         share = np.clip(((point - a) * (b - a)).sum(axis=1) / self._steps[k] ** 2, 0, 1)
         close = np.hypot(*(a + share[:, None] * (b - a) - point).T) < distance
         return 12 * near[node[close]] + k[close]
+
+    def edges_from(self, point: np.ndarray, distance: float) -> tuple[np.ndarray, np.ndarray]:
+        """The edges with a node closer than `distance` to a point, as `edges_near`, and the share of their two nodes that are."""
+        near = np.sort(self._tree.query_ball_point(point, distance + self._steps[-1]))
+        node, k = np.nonzero(self.neighbours[near] >= 0)
+        share = np.zeros(len(node))
+        for end in (near[node], self.neighbours[near[node], k]):
+            share += (np.hypot(*(self.nodes[end] - point).T) < distance) / 2
+        return 12 * near[node[share > 0]] + k[share > 0], share[share > 0]
 
     def path(self, start: np.ndarray, goal: np.ndarray, penalty: np.ndarray) -> np.ndarray | None:
         """The cheapest path (m, 2) from `start` to `goal` (2,), which need not be nodes; None if there is none.

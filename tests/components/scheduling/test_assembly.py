@@ -43,9 +43,10 @@ def replayed(plan: AssemblyPlan) -> AssemblyPlan:
         ("bitmap(AB)", 31, 1.7, 22.0),
     ],
 )
-def test_every_shape_is_built_without_a_collision(shape, n, pitch, box):
+@pytest.mark.parametrize("penalise", ["nodes", "edges"])
+def test_every_shape_is_built_without_a_collision(shape, n, pitch, box, penalise):
     instance = make_instance(shape, n, pitch, box, 1.6, seed=1, surplus=0.05)
-    plan = replayed(AssemblyPlanner(instance.starts, instance.targets, W, C, box=box).plan())
+    plan = replayed(AssemblyPlanner(instance.starts, instance.targets, W, C, box=box, penalise=penalise).plan())
     assert plan.lower_bound == assign(instance.starts, instance.targets).lower_bound
     assert plan.length < 1.3 * plan.lower_bound
     assert plan.schedule.optimal
@@ -75,12 +76,16 @@ def test_crowded_starts_need_repairs_and_all_are_logged():
 
 
 def test_refinement_shortens_plans():
-    instance = make_instance("square", 49, 1.6, 16.0, 1.4, seed=2)
-    plain, refined = (
-        replayed(AssemblyPlanner(instance.starts, instance.targets, W, C, refinements=rounds).plan()) for rounds in (0, 5)
-    )
-    assert plain.length == pytest.approx(plain.minimised_length) == pytest.approx(refined.minimised_length)
-    assert refined.length < plain.length - 0.5
+    shorter = []
+    for seed in range(3):
+        instance = make_instance("hex", 60, 1.8, 30.0, 2.0, seed=seed)
+        plain, refined = (
+            replayed(AssemblyPlanner(instance.starts, instance.targets, W, C, refinements=rounds).plan()) for rounds in (0, 5)
+        )
+        assert plain.length == pytest.approx(plain.minimised_length) == pytest.approx(refined.minimised_length)
+        shorter.append((plain.length - refined.length) / (plain.length - plain.lower_bound))
+    # A good part of what plans are longer than their bound.
+    assert min(shorter) >= -1e-9 and np.mean(shorter) > 0.1, shorter
 
 
 def test_a_plan_whose_minimisation_runs_out_of_time_is_one_all_the_same():

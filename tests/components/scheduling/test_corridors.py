@@ -36,7 +36,7 @@ def sampled_blockers(path, points, w, c, slack=0.0):
     return contact | ((distance[inner].min(axis=0) < w + slack) if inner.any() else False)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(path=polyline, seed=st.integers(0, 10**6), c=st.sampled_from([0.0, 0.5, 0.9, 1.2]))
 def test_blockers_are_those_of_dense_samples(path, seed, c):
     points = np.random.default_rng(seed).uniform(-5, 5, (60, 2))
@@ -91,6 +91,17 @@ def test_edges_near_a_point_are_those_that_it_blocks():
                 if other >= 0:
                     close = blockers(grid.nodes[[node, other]], point[None], W, W)[0]
                     assert close == (12 * node + k in found)
+
+
+def test_edges_from_a_point_share_it_among_their_nodes():
+    grid = HexGrid(np.array([0.3, -0.2]), 4.0, 0.867)
+    for point in np.random.default_rng(1).uniform(-3, 3, (5, 2)):
+        near = np.linalg.norm(grid.nodes - point, axis=1) < W
+        share = (near[:, None] * 0.5 + near[grid.neighbours] * 0.5) * (grid.neighbours >= 0)
+        found = np.zeros(grid.n_edges)
+        edges, found_share = grid.edges_from(point, W)
+        found[edges] = found_share
+        np.testing.assert_array_equal(found, share.ravel())
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -293,6 +304,7 @@ def test_a_full_box_has_no_parking_site():
         ({"grid": 1e-6}, "coarser"),
         ({"lambdas": [(1, -1)]}, "pairs of penalties"),
         ({"lambdas": [(1, 1, 1)]}, "pairs of penalties"),
+        ({"penalise": "corners"}, "penalise must be one of nodes, edges"),
         ({"assignment": [0, 0]}, "assignment must give"),
         ({"assignment": [0, -1]}, "assignment must give"),
         ({"assignment": [0.0, 1.0]}, "assignment must give"),
