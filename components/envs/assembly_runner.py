@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import linear_sum_assignment
+from scipy.spatial import KDTree
 
 from components.envs.guidance import Guide, check_actions, nearest_other
 from components.envs.hexagonal import snap, to_position
@@ -30,6 +31,7 @@ from components.scheduling.hex_grid import HexGrid
 PULSE_COLUMNS = ("run", "step", "mol", "R_x", "R_y", "V", "q0", "r0", "q1", "r1", "bystanders")
 DETOUR_MARGIN = 6.0  # nm around start and end that a detour may use
 DETOUR_GRID = 0.45  # nm
+DETOUR_PENALTY = 1000.0  # an edge near a molecule counts so many times its length
 
 
 class PlannedMove(Protocol):
@@ -76,12 +78,13 @@ class Execution:
         sites, orientation, alive: (M, 2), (M,), (M,) the surface at the end.
         pulses: the log, a column for each of PULSE_COLUMNS: position of the tip (nm) and bias (V); site of the addressed molecule
             before and after; number of other molecules that the pulse moved or broke.
-        frames: the surface at the beginning and after each layer.
+        frames: the surface at the beginning, after each layer and, if there was more to do, at the end.
         contacts: refused hops.  lost: molecules that broke.
         timeouts: moves given up after too many pulses.  put_back: short moves of displaced molecules.
         detours: moves that had to take another way than planned.  postponed: moves that could not run in their layer.
-        replaced: targets filled by a surplus molecule.  replans: new plans made.
+        replaced: targets filled by a surplus molecule without a new plan.  replans: new plans made.
         stranded: moves that were never made, because their corridor stayed blocked.
+        displaced: molecules that at the end are not where the plan, or what replaced it, wants them.
     """
 
     occupied: np.ndarray
@@ -99,6 +102,7 @@ class Execution:
     replaced: int = 0
     replans: int = 0
     stranded: int = 0
+    displaced: int = 0
 
     @property
     def fidelity(self) -> float:
@@ -131,10 +135,11 @@ class AssemblyRunner:
         orientation: (M,) int in {0, 1, 2}, the molecules' axes; random by default.
         seed: of everything random, with `run`.  run: number of this run, for the log.
         max_pulses: on one move.  repair_rounds: of short moves after a layer.
-        replan: called when moves stay blocked after the last layer, at most `max_replans` times.
+        replan: called when after the last layer moves are still blocked, molecules displaced, or targets empty that a surplus
+            molecule could fill; at most `max_replans` times.
         on_layer: called with (layers done, layers in all) for progress.
 
-    Raises ValueError for a plan that does not fit together: other shapes, positions that are not finite or share a site, moves
+    Raises ValueError for a plan that does not fit together: other shapes, positions that are not finite, share a site or touch, moves
     of unknown molecules, paths that do not lead from where their molecule is to its target.
     """
 
@@ -165,6 +170,10 @@ class AssemblyRunner:
         self.goals = snap(plan.targets, physics.a0)
         sites = snap(plan.starts, physics.a0)
         count = len(sites)
+        touching = KDTree(to_position(sites, physics.a0)).query_pairs(physics.contact * (1 - 1e-9))
+        if touching:
+            first, second = min(touching)
+            raise ValueError(f"molecules {first} and {second} start closer than the contact distance {physics.contact} nm")
         keys = np.random.SeedSequence([seed, run]).generate_state(count + 2, np.uint64)
         self._streams = Streams(keys)  # one a molecule, then the tip's, then the scans'
         self._tip_row, self._scan_row = np.array([count]), np.array([count + 1])
@@ -191,18 +200,22 @@ class AssemblyRunner:
             raise RuntimeError("this runner has run: make another one")
         self._frame()
         waiting = self._work_off(self._layers)
+        self._fill_gaps()
         for _ in range(self.max_replans):
-            if self.replan is None or not (waiting or self._displaced().any()):
+            fillable = all(len(found) for found in self._gaps())
+            if self.replan is None or not (waiting or fillable or self._displaced().any()):
                 break
             layers = self._new_layers()
             if layers is None:
                 break
             self.world.replans += 1
             waiting = self._work_off(layers)
+            self._fill_gaps()
         self.world.stranded = len(waiting)
-        self._fill_gaps()
         world = self.world
-        world.lost = int((~world.alive).sum())
+        if world.frames[-1].pulses != self._steps:
+            self._frame()
+        world.lost, world.displaced = int((~world.alive).sum()), int(self._displaced().sum())
         world.occupied = (self.goals[:, None] == world.sites[None, world.alive]).all(axis=2).any(axis=1)
         log = np.concatenate(self._log) if self._log else np.zeros((0, len(PULSE_COLUMNS)))
         world.pulses = {
@@ -283,15 +296,19 @@ class AssemblyRunner:
             return None
         grid = HexGrid(centre, reach, DETOUR_GRID)
         at_ends = np.minimum(np.hypot(*(grid.nodes - start).T), np.hypot(*(grid.nodes - end).T)) < self.w
-        keep = np.where(at_ends, contact, self.w)
-        gap = np.hypot(*(grid.nodes[:, None] - near[None]).transpose(2, 0, 1))
-        path = grid.path(start, end, 1000.0 * (gap < keep[:, None]).sum(axis=1))
+        penalty = np.zeros(grid.n_edges)
+        for point in near:
+            wide = grid.edges_near(point, self.w)
+            penalty[wide[~at_ends[wide // 12]]] = DETOUR_PENALTY
+            penalty[grid.edges_near(point, contact)] = DETOUR_PENALTY
+        path = grid.path(start, end, penalty)
         if path is None or blockers(path, others, self.w, contact).any():
             return None
         return tighten(np.ascontiguousarray(path), others, self.w, contact)
 
     def _displaced(self) -> np.ndarray:
-        """(M,) bool: molecules that are not where they should be."""
+        """(M,) bool: molecules that are not where they should be. A scan's noise is far below the lattice's spacing, so that a
+        scanned surface is known site by site."""
         return self.world.alive & (self.world.sites != self._planned).any(axis=1)
 
     def _put_back(self) -> None:
@@ -346,13 +363,18 @@ class AssemblyRunner:
         self._planned = world.sites.copy()
         return [[_Job(int(ids[job.molecule]), job.path) for job in layer] for layer in layers]
 
+    def _gaps(self) -> tuple[np.ndarray, np.ndarray]:
+        """Surplus molecules, those that sit on no target and are meant for none; and empty targets."""
+        world = self.world
+        at = (self.goals[:, None] == world.sites[None]).all(axis=2) & world.alive
+        bound = (self._planned[:, None] == self.goals[None]).all(axis=2).any(axis=1)
+        return np.nonzero(world.alive & ~at.any(axis=0) & ~bound)[0], np.nonzero(~at.any(axis=1))[0]
+
     def _fill_gaps(self) -> None:
-        """Bring surplus molecules, those that sit on no target and have none, to empty targets, nearest first."""
+        """Bring surplus molecules to empty targets, as near ones as possible, where there is a way."""
         world = self.world
         for _ in range(self.repair_rounds):
-            at = (self.goals[:, None] == world.sites[None]).all(axis=2) & world.alive
-            spare = np.nonzero(world.alive & ~at.any(axis=0) & ~self._bound())[0]
-            empty = np.nonzero(~at.any(axis=1))[0]
+            spare, empty = self._gaps()
             if not len(spare) or not len(empty):
                 return
             goals = to_position(self.goals[empty], self.physics.a0)
@@ -369,10 +391,6 @@ class AssemblyRunner:
             self._put_back()
             if not filled:
                 return
-
-    def _bound(self) -> np.ndarray:
-        """(M,) bool: molecules that are meant for a target."""
-        return (self._planned[:, None] == self.goals[None]).all(axis=2).any(axis=1)
 
     def _frame(self) -> None:
         self.world.frames.append(Frame(self._steps, self.world.sites.copy(), self.world.alive.copy()))

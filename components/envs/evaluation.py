@@ -1,9 +1,11 @@
 """How well a policy drives molecules: the same episodes for every policy, so that differences can be taken seed by seed."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 
+from components.envs.guidance import check_actions
 from components.envs.nano_assembly import Manipulation, Rewards, Scenes, seed_key
 from components.envs.protocols import Policy
 from components.envs.stm import DEFAULT_PHYSICS, Physics
@@ -18,6 +20,7 @@ def evaluate(
     physics: Physics = DEFAULT_PHYSICS,
     rewards: Rewards | None = None,
     scenes: Scenes | None = None,
+    observation: Literal["vector", "image"] = "vector",
 ) -> dict[str, np.ndarray]:
     """Drive `episodes` molecules for every seed, all at once.
 
@@ -25,6 +28,7 @@ def evaluate(
 
     Args:
         policy: observations (B, 13) float32 -> actions (B,); called once a pulse with the episodes that are not over.
+        observation: "vector", or "image" for a policy that takes (B, 64, 64, 3) uint8.
         seeds: at least one, not negative.  episodes: a seed, at least one.
 
     Returns for each measure an array (len(seeds),) float64, a mean over the seed's episodes: `return` (undiscounted), `success`
@@ -33,6 +37,8 @@ def evaluate(
     """
     if not len(seeds) or episodes < 1:
         raise ValueError(f"at least one seed and one episode are needed, got {len(seeds)} and {episodes}")
+    if observation not in ("vector", "image"):
+        raise ValueError(f"observation must be 'vector' or 'image', got {observation!r}")
     keys = np.concatenate([np.random.default_rng(seed_key(int(seed))).integers(2**63, size=episodes) for seed in seeds])
     state = Manipulation(keys, physics, rewards, scenes)
     state.begin(np.arange(len(keys)))
@@ -40,7 +46,8 @@ def evaluate(
     total = {name: np.zeros(len(keys)) for name in MEASURES}
     while running.any():
         actions = np.zeros(len(keys), dtype=np.int64)  # scenes that are over go on, unseen
-        actions[running] = policy(state.observation()[running])
+        seen = state.observation() if observation == "vector" else state.image()
+        actions[running] = check_actions(policy(seen[running]), int(running.sum()))
         step = state.step(actions)
         total["return"] += np.where(running, step.reward, 0.0)
         total["pulses"] += running

@@ -53,6 +53,12 @@ class Rewards:
     lost: float = 5.0  # cost of breaking the molecule
     goal: float = 1.0  # gain of reaching the target's site
 
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not np.isfinite(value) or value < 0:
+                raise ValueError(f"{field.name} must be finite and not negative, got {value!r}")
+
 
 @dataclass(frozen=True)
 class Scenes:
@@ -74,8 +80,10 @@ class Scenes:
             raise ValueError(f"segments need 0.5 nm <= shortest < longest, got {self.shortest} and {self.longest}")
         if self.margin < 0.3:
             raise ValueError(f"margin must leave room for lattice sites, at least 0.3 nm, got {self.margin}")
-        if self.max_pulses < 1:
-            raise ValueError(f"an episode needs at least one pulse, got {self.max_pulses}")
+        for name, least in (("bystanders", 0), ("max_pulses", 1)):
+            value = getattr(self, name)
+            if int(value) != value or value < least:
+                raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
 
 
 class Step(NamedTuple):

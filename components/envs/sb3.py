@@ -1,7 +1,8 @@
 """Agents of stable-baselines3 on the manipulation environment, with as many environment steps as our own.
 
 `GymnasiumVecEnv` lets stable-baselines3 step a batched Gymnasium environment directly; `stable_baselines3.common.env_util.
-make_vec_env("NanoAssembly-v0", n_envs=B)` does the same thing one environment after the other.
+make_vec_env("NanoAssembly-v0", n_envs=B)` does the same thing one environment after the other. Algorithms for continuous actions
+(SAC) do not apply: an action is one of 45.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -91,6 +92,7 @@ def train_sb3(
     steps: int,
     seed: int,
     *,
+    policy: Literal["MlpPolicy", "CnnPolicy"] = "MlpPolicy",
     on_steps: Callable[[int, BaseAlgorithm], None] | None = None,
     every: int = 32_000,
     **options: Any,
@@ -102,6 +104,7 @@ def train_sb3(
         envs: a vectorised environment in mode SAME_STEP.
         steps: environment steps, counted over all environments; PPO rounds up to whole rollouts.
         seed: of environments and agent: the same seed gives the same agent.
+        policy: "MlpPolicy" for vectors, "CnnPolicy" for images.
         on_steps: called with the steps so far and the model about every `every` steps.
     """
     if algorithm not in ALGORITHMS:
@@ -109,7 +112,7 @@ def train_sb3(
     if steps < 1 or every < 1:
         raise ValueError(f"steps and every must be at least 1, got {steps} and {every}")
     venv = VecMonitor(GymnasiumVecEnv(envs, seed))
-    model = getattr(stable_baselines3, algorithm)("MlpPolicy", venv, seed=seed, device="cpu", verbose=0, **options)
+    model = getattr(stable_baselines3, algorithm)(policy, venv, seed=seed, device="cpu", verbose=0, **options)
     venv.seed(seed)
     model.learn(steps, callback=None if on_steps is None else _Progress(every, on_steps))
     return model

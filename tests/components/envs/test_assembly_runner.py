@@ -143,6 +143,8 @@ def test_displaced_molecules_are_put_back():
         AssemblyRunner(plan_of(starts, targets), GENTLE, physics=physics, seed=s, repair_rounds=0).run() for s in range(5)
     ]
     assert np.mean([r.fidelity for r in results]) > np.mean([r.fidelity for r in unrepaired])
+    for result in (*results, *unrepaired):
+        assert result.fidelity == pytest.approx(1 - result.displaced / 4)
 
 
 RING = [(1.9 * np.cos(a) + 8, 1.9 * np.sin(a)) for a in np.arange(6) * np.pi / 3]
@@ -205,6 +207,14 @@ def test_a_molecule_may_move_twice():
     assert result.fidelity == 1.0 and np.array_equal(result.frames[1].sites[0], snap(park))
 
 
+NOTHING = Schedule(np.zeros(0, int), np.zeros(0, int))
+
+
+def test_a_plan_without_moves_is_done():
+    result = AssemblyRunner(plan_of([(0, 0), (3, 0)], [(0, 0)]), GENTLE).run()
+    assert result.fidelity == 1.0 and result.n_pulses == 0 and len(result.frames) == 1
+
+
 def test_bad_input():
     good = grid_plan(2)
     with pytest.raises(ValueError, match="each of the plan's 4 molecules"):
@@ -219,6 +229,7 @@ def test_bad_input():
         ({"starts": good.starts[:3]}, "another number"),
         ({"assignment": np.arange(5)}, "another number"),
         ({"starts": good.starts * 0}, "same lattice site"),
+        ({"starts": good.starts * 0.3, "moves": (), "assignment": np.full(4, -1), "schedule": NOTHING}, "start closer than"),
         ({"assignment": np.array([0, 1, 2, 9])}, "assigned to target 9"),
         ({"assignment": np.array([1, 0, 2, 3])}, "do not bring molecule 0"),
         ({"moves": (*good.moves[:3], Move(7, good.moves[3].path))}, "names molecule 7"),

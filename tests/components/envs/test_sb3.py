@@ -39,6 +39,13 @@ def test_the_same_seed_gives_the_same_agent(algorithm):
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
+def test_an_agent_trains_on_images():
+    model = train_sb3("PPO", NanoAssemblyVecEnv(2, "image"), 16, 0, policy="CnnPolicy", n_steps=8, batch_size=8, n_epochs=1)
+    assert model.num_timesteps == 16
+    rated = evaluate(Sb3Policy(model), [0], 2, scenes=Scenes(max_pulses=3), observation="image")
+    assert rated["pulses"][0] <= 3
+
+
 def test_the_adapter_steps_as_the_libraries_own():
     scenes = Scenes(max_pulses=6)
     ours = GymnasiumVecEnv(NanoAssemblyVecEnv(3, scenes=scenes), seed=5)

@@ -121,7 +121,7 @@ def test_an_agent_that_may_not_go_left_values_states_without_it(tmp_path):
         agent.remember(*transition)
         agent.update()
 
-    learn(agent, 600, update)
+    learn(agent, 500, update)
     assert agent.values(one_hot(np.arange(5)))[:, 1] == pytest.approx(GAMMA ** np.arange(4, -1, -1), abs=0.03)
     agent.save(tmp_path / "right.safetensors")
     assert (DoubleDQN.load(tmp_path / "right.safetensors")(one_hot(np.arange(5))) == 1).all()

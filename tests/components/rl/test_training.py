@@ -23,15 +23,15 @@ def test_an_agent_learns_to_drive_molecules_and_the_same_seed_learns_the_same():
     for _ in range(2):
         agent, iterations = DoubleDQN(13, N_ACTIONS, CFG, seed=0), []
         results.append(
-            train(agent, NanoAssemblyVecEnv(16), rate, iters=180, eval_every=60, seed=0, on_iteration=iterations.append)
+            train(agent, NanoAssemblyVecEnv(16), rate, iters=150, eval_every=50, seed=0, on_iteration=iterations.append)
         )
         agents.append(agent)
-        assert iterations == list(range(1, 181))
+        assert iterations == list(range(1, 151))
     assert results[0] == results[1]
     assert all((a == b).all() for a, b in zip(agents[0].weights().values(), agents[1].weights().values(), strict=True))
     result = results[0]
-    assert [entry["iteration"] for entry in result.curve] == [60, 120, 180]
-    assert [entry["steps"] for entry in result.curve] == [960, 1920, 2880]
+    assert [entry["iteration"] for entry in result.curve] == [50, 100, 150]
+    assert [entry["steps"] for entry in result.curve] == [800, 1600, 2400]
     assert result.best["return"] == max(entry["return"] for entry in result.curve)
     assert rate(agents[0]) == result.best  # the agent is the best checkpoint
     assert result.best["return"] > rate(RandomPolicy(0))["return"] + 0.5
@@ -78,9 +78,9 @@ def test_transitions_belong_together_across_the_ends_of_episodes():
 
 def test_tabular_learning_on_coarse_states():
     agent = TabularQ(N_STATES, N_ACTIONS, manipulation_states, epsilon_steps=100)
-    result = train(agent, NanoAssemblyVecEnv(32), rate, iters=250, eval_every=125, seed=0)
-    assert agent.visits.sum() <= 250 * 32
-    assert (agent.visits.sum(axis=1) > 0).mean() > 0.8
+    result = train(agent, NanoAssemblyVecEnv(32), rate, iters=120, eval_every=60, seed=0)
+    assert agent.visits.sum() <= 120 * 32
+    assert (agent.visits.sum(axis=1) > 0).mean() > 0.75
     assert result.best["return"] == max(entry["return"] for entry in result.curve)
     assert rate(agent) == result.best
 
