@@ -71,7 +71,9 @@ class Core:
 
     def _between(self) -> set[int]:
         """Jobs that some option of the core has to precede and some option has to follow."""
-        spots = [self.problem.locations[i] for job in self.jobs for option in self.problem.options[job] for i in option.blocked_by]
+        spots = [
+            self.problem.locations[i] for job in self.jobs for option in self.problem.options[job] for i in option.blocked_by
+        ]
         return ({spot.arrives for spot in spots} & {spot.departs for spot in spots}) - {None}
 
     def _place(self, index: int, job_name) -> str:

@@ -94,6 +94,14 @@ paper = Paper(
             rule=mean_within(0.99, math.inf),
         ),
         Claim(
+            id="C5 safe bias",
+            statement="The same, by an agent that may not use a bias at which molecules break.",
+            paper="autonomous assembly of structures of up to 420 molecules",
+            unit="fraction of targets occupied",
+            quantity=("DQN, safe bias", "fidelity"),
+            rule=mean_within(0.99, math.inf),
+        ),
+        Claim(
             id="C5 time",
             statement="Planning, scheduling and execution of 420 molecules take under five minutes of one core.",
             paper="autonomous assembly",

@@ -25,6 +25,7 @@ from components.envs.guidance import N_ACTIONS, N_STATES, manipulation_states
 from components.envs.nano_assembly import NanoAssemblyVecEnv, Scenes
 from components.envs.protocols import RandomPolicy, fixed_protocols
 from components.envs.sb3 import Sb3Policy, load_sb3, train_sb3
+from components.envs.stm import DEFAULT_PHYSICS
 from components.rl.dqn import DoubleDQN
 from components.rl.tabular import TabularQ
 from components.scheduling.assembly import PlanNotFound
@@ -43,6 +44,9 @@ from tasks import track
 from tasks.errors import UserError
 from tasks.fanout import fanout
 from tasks.params import StageParams, Strict
+
+TEST_SEEDS = 1_000
+"""Seeds of test episodes begin here; validation in the stage `train` uses others."""
 
 SCHEDULERS = ("topological", *(f"greedy, {rule}" for rule in RULES))
 
@@ -98,40 +102,50 @@ class Job(NamedTuple):
 
 def policy_of(train: Path, name: str, seed: int) -> Callable[[np.ndarray], np.ndarray]:
     """A trained agent, a pulling protocol or chance, by name."""
-    if name == METHODS[0]:
+    if name in METHODS[:2]:
         return DoubleDQN.load(agent_path(train, name, seed))
-    if name == METHODS[1]:
+    if name == METHODS[2]:
         agent = TabularQ(N_STATES, N_ACTIONS, manipulation_states)
         agent.load(agent_path(train, name, seed))
         return agent
-    if name == METHODS[2]:
+    if name == METHODS[3]:
         return Sb3Policy(load_sb3("PPO", NanoAssemblyVecEnv(1), load_file(agent_path(train, name, seed))))
     if name == "random":
         return RandomPolicy(seed)
     return {str(protocol): protocol for protocol in fixed_protocols()}[name]
 
 
+def violations(plan: AssemblyPlan, p: PlanParams) -> int:
+    """How often molecules come too close when the plan is replayed."""
+    check_schedule(plan.problem, plan.schedule)
+    paths, movers = [move.path for move in plan.moves], [move.molecule for move in plan.moves]
+    order = plan.schedule.order
+    return len(
+        geometry_violations(
+            plan.starts, plan.targets, paths, order, p.clearance, p.contact, molecules=movers, assignment=plan.assignment
+        )
+    )
+
+
+def placed_by_rules(plan: AssemblyPlan) -> dict[str, float]:
+    """Share of the moves that each simple rule schedules on the plan's corridors."""
+    inwardness = np.array([np.hypot(*move.path[-1]) for move in plan.moves])
+    n = plan.problem.n_jobs
+    placed = {SCHEDULERS[0]: topological(plan.problem).placed / n}
+    for name, rule in zip(SCHEDULERS[1:], RULES, strict=True):
+        placed[name] = greedy(plan.problem, rule, np.random.default_rng(0), inwardness).placed / n
+    return placed
+
+
 def run_schedulers(job: Job) -> dict[str, Any]:
-    """One task: the plan replayed, and every scheduler on the corridors of the plan."""
+    """One task: the plan replayed, every scheduler on the corridors of the plan, and the same with the other kind of detour."""
     plan, q = read_plan(job.train, job.name), job.plan
     problem = plan.problem
-    check_schedule(problem, plan.schedule)
-    paths, movers = [move.path for move in plan.moves], [move.molecule for move in plan.moves]
-    violations = geometry_violations(
-        plan.starts,
-        plan.targets,
-        paths,
-        plan.schedule.order,
-        q.clearance,
-        q.contact,
-        molecules=movers,
-        assignment=plan.assignment,
-    )
-    inwardness = np.array([np.hypot(*path[-1]) for path in paths])
-    n = problem.n_jobs
-    placed = {SCHEDULERS[0]: topological(problem).placed / n}
-    for name, rule in zip(SCHEDULERS[1:], RULES, strict=True):
-        placed[name] = greedy(problem, rule, np.random.default_rng(0), inwardness).placed / n
+    placed, n = placed_by_rules(plan), problem.n_jobs
+    task = read_instances(job.data)[job.name]
+    other_kind = {"nodes": "edges", "edges": "nodes"}[q.penalise]
+    other = make_plan(q.model_copy(update={"penalise": other_kind}), task.starts, task.targets, task.box)
+    other_best = max(share for name, share in placed_by_rules(other).items() if name != SCHEDULERS[0])
     with SatScheduler(problem) as scheduler:
         first, cheapest = scheduler.solve(), scheduler.minimise_cost()
         fewest = scheduler.minimise_layers()
@@ -142,18 +156,26 @@ def run_schedulers(job: Job) -> dict[str, Any]:
     check_schedule(problem, first)
     check_schedule(problem, cheapest)
     check_schedule(problem, peer)
-    lower = plan.lower_bound * 1000
+    lower = plan.lower_bound * 1000  # pm
     return {
-        "violations": len(violations),
+        "violations": violations(plan, q),
         "placed": placed,
         "SAT, first model": {
-            "placed": float(isinstance(first, Schedule)),
+            "placed": 1.0,
             "length_ratio": first.cost / lower,
             "layers": first.n_layers,
         },
         "SAT, cost minimised": {"length_ratio": plan.length / plan.lower_bound, "layers": plan.n_layers},
         "SAT, layers minimised": {"length_ratio": fewest.cost / lower, "layers": fewest.n_layers},
         "plan, first": {"length_ratio": plan.first_length / plan.lower_bound},
+        "plan, minimised once": {"length_ratio": plan.minimised_length / plan.lower_bound},
+        f"penalties by {other_kind}": {
+            "length_ratio": other.length / other.lower_bound,
+            "layers": other.n_layers,
+            "swaps": other.swaps,
+            "violations": violations(other, q),
+            "best_greedy_placed": other_best,
+        },
         "CP-SAT": {"length_ratio": peer.cost / lower, "layers": peer_layers.n_layers},
         "MaxSAT - CP-SAT": {"detour_pm": cheapest.cost - peer.cost, "layers": fewest.n_layers - peer_layers.n_layers},
         "plan": {"swaps": plan.swaps, "repairs": len(plan.repairs), "corridors": sum(map(len, problem.options)) / n},
@@ -178,7 +200,7 @@ def straight_lines(plan: AssemblyPlan, clearance: float, contact: float) -> Sche
 def run_policy(job: Job) -> dict[str, np.ndarray]:
     scenes = Scenes(clearance=job.plan.clearance)
     e = job.p.episodes
-    return rate(policy_of(job.train, job.name, job.seed), range(e.seeds), e.episodes, scenes=scenes)
+    return rate(policy_of(job.train, job.name, job.seed), range(TEST_SEEDS, TEST_SEEDS + e.seeds), e.episodes, scenes=scenes)
 
 
 def run_execution(job: Job) -> Execution:
@@ -261,13 +283,17 @@ def run_job(job: Job) -> Any:
 def evaluate(p: Params, data: Path, train: Path, out: Path) -> Metrics:
     """Writes schedulers, policies, executions, scaling and pulses (.parquet), frames.npz and core.txt."""
     tasks = read_instances(data)
+    plans = pd.read_parquet(train / "plans.parquet")
+    planned = plans[plans["found"]]["instance"].tolist()
+    if not planned:
+        raise UserError("nano_assembly: the stage train found no plan for any task, so there is nothing to compare")
     plan = PlanParams(**json.loads((train / "parameters.json").read_text(encoding="utf-8"))["plan"])
     curves = pd.read_parquet(train / "curves.parquet")
     agents = {str(m): sorted(rows["seed"].unique().tolist()) for m, rows in curves.groupby("method", sort=False)}
     protocols = [str(protocol) for protocol in fixed_protocols()]
     jobs = [Job(p, plan, data, train, "policy", name, seed) for name, seeds in agents.items() for seed in seeds]
     jobs += [Job(p, plan, data, train, "policy", name, 0) for name in (*protocols, "random")]
-    jobs += [Job(p, plan, data, train, "schedulers", name, 0) for name in tasks]
+    jobs += [Job(p, plan, data, train, "schedulers", name, 0) for name in planned]
     jobs += [Job(p, plan, data, train, "scaling", name, n) for name, sizes in p.scaling.sizes.items() for n in sorted(sizes)]
     jobs.append(Job(p, plan, data, train, "gymnasium", "NanoAssembly-v0", 0))
     results = list(
@@ -277,24 +303,29 @@ def evaluate(p: Params, data: Path, train: Path, out: Path) -> Metrics:
     metrics: dict[str, dict[str, Any]] = {}
     best = policies(metrics, [(job, r) for job, r in results if job.kind == "policy"], protocols, out)
     schedulers(metrics, [(job.name, r) for job, r in results if job.kind == "schedulers"])
+    metrics["SAT, first model"]["placed"] = summarise([float(name in planned) for name in tasks])
     [checks] = [r for job, r in results if job.kind == "gymnasium"]
     metrics["NanoAssemblyGym"] = {"checks": summarise(checks)}
     pd.DataFrame([r for job, r in results if job.kind == "scaling"]).to_parquet(out / "scaling.parquet", index=False)
 
-    wanted = [name for name, task in tasks.items() if task.name in p.execute.shapes]
-    drivers = [name for name in (METHODS[0], best) if name in agents or name == best]
+    wanted = [name for name in planned if tasks[name].name in p.execute.shapes]
+    drivers = {name: agents[name] for name in METHODS[:2] if name in agents} | {name: [0] for name in best.values()}
     jobs = [
-        Job(p, plan, data, train, "execution", name, agents.get(driver, [0])[k % len(agents.get(driver, [0]))], driver)
-        for driver in drivers
+        Job(p, plan, data, train, "execution", name, seeds[k % len(seeds)], driver)
+        for driver, seeds in drivers.items()
         for k, name in enumerate(wanted)
     ]
-    executions(metrics, jobs, fanout(run_job, jobs, label="assemblies", threads=p.threads, seed=p.seed), best, train, out)
-    write_core(plan, read_plan(train, next(iter(tasks))), out)
+    results = fanout(run_job, jobs, label="assemblies", threads=p.threads, seed=p.seed)
+    executions(metrics, jobs, results, {name: role for role, name in best.items()}, train, out)
+    write_core(plan, read_plan(train, planned[0]), out)
     return metrics
 
 
-def policies(metrics: dict, results: list[tuple[Job, dict[str, np.ndarray]]], protocols: list[str], out: Path) -> str:
-    """Fill in every policy's measures; returns the pulling protocol with the best return."""
+def policies(
+    metrics: dict, results: list[tuple[Job, dict[str, np.ndarray]]], protocols: list[str], out: Path
+) -> dict[str, str]:
+    """Fill in every policy's measures; returns the pulling protocols with the best return, of all and of those that break
+    nothing."""
     rows = []
     by_policy: dict[str, list[dict[str, np.ndarray]]] = {}
     for job, measures in results:
@@ -315,9 +346,17 @@ def policies(metrics: dict, results: list[tuple[Job, dict[str, np.ndarray]]], pr
         metrics.setdefault(name, {}).update(
             {measure: summarise(values, method="bootstrap") for measure, values in measures.items() if measure != "contacts"}
         )
-    best = max(protocols, key=lambda name: means[name]["return"].mean())
-    theirs = means[best]
-    metrics["best protocol"] = dict(metrics[best])
+
+    def best_of(names: list[str]) -> str:
+        return max(names, key=lambda name: means[name]["return"].mean())
+
+    best = {"best protocol": best_of(protocols)}
+    # Which protocols are safe is known from their bias, not from what the test episodes show.
+    safe = [str(protocol) for protocol in fixed_protocols() if protocol.bias <= DEFAULT_PHYSICS.dissociation_bias]
+    best["best safe protocol"] = best_of(safe)
+    for role, name in best.items():
+        metrics[role] = dict(metrics[name])
+    theirs = means[best["best protocol"]]
     for name in (*METHODS, "random"):
         if name not in means:
             continue
@@ -356,7 +395,7 @@ def schedulers(metrics: dict, results: list[tuple[str, dict[str, Any]]]) -> None
         )
 
 
-def executions(metrics: dict, jobs: list[Job], results: list[Execution], best: str, train: Path, out: Path) -> None:
+def executions(metrics: dict, jobs: list[Job], results: list[Execution], roles: dict[str, str], train: Path, out: Path) -> None:
     """Whole assemblies: what ended up where, at which price; the log of every pulse and the frames of the first."""
     rows, logs, frames = [], [], {}
     for run, (job, done) in enumerate(zip(jobs, results, strict=True)):
@@ -392,7 +431,7 @@ def executions(metrics: dict, jobs: list[Job], results: list[Execution], best: s
         summaries = {name: summarise(group[name].tolist()) for name in measures}
         # The assembly's own measures stand beside those of the episodes; `lost` is counted there.
         summaries["molecules_lost"] = summaries.pop("lost")
-        metrics["best protocol" if policy == best else str(policy)].update(summaries)
+        metrics[roles.get(str(policy), str(policy))].update(summaries)
 
 
 def write_core(p: PlanParams, plan: AssemblyPlan, out: Path) -> None:

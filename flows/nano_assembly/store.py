@@ -53,4 +53,4 @@ def read_plan(train: Path, name: str) -> AssemblyPlan:
 
 
 def agent_path(train: Path, method: str, seed: int) -> Path:
-    return train / "agents" / f"{method.split()[0].lower()}-{seed}.safetensors"
+    return train / "agents" / f"{instance_name(method, seed)}.safetensors"

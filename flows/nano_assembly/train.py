@@ -18,7 +18,7 @@ from pydantic import Field, field_validator
 from safetensors.torch import save_file
 
 from components.envs.evaluation import evaluate as rate
-from components.envs.guidance import N_ACTIONS, N_STATES, OBSERVATION_LOW, manipulation_states
+from components.envs.guidance import N_ACTIONS, N_STATES, OBSERVATION_LOW, actions_up_to, manipulation_states
 from components.envs.nano_assembly import NanoAssemblyVecEnv, Rewards, Scenes
 from components.envs.sb3 import Sb3Policy, train_sb3
 from components.rl.dqn import DoubleDQN, DQNConfig
@@ -36,7 +36,8 @@ from tasks.params import StageParams, Strict
 VALIDATION_SEEDS = 10_000
 """Seeds of validation episodes begin here; the stage `evaluate` uses smaller ones."""
 
-METHODS = ("DQN", "tabular Q-learning", "PPO (stable-baselines3)")
+METHODS = ("DQN", "DQN, safe bias", "tabular Q-learning", "PPO (stable-baselines3)")
+"""A molecule that breaks is lost for the structure, and high bias breaks some: the second agent may not use it."""
 
 
 class Plan(Strict):
@@ -47,6 +48,10 @@ class Plan(Strict):
     grid: float = Field(0.867, gt=0, description="spacing of the grid for detours, nm")
     penalties: list[tuple[float, float]] = Field(
         [(2, 2), (8, 1), (1, 8), (30, 30)], description="what a detour pays for starts and targets near it, one detour a pair"
+    )
+    penalise: Literal["nodes", "edges"] = Field("nodes", description="what is near: a node of the grid, or all of an edge")
+    refinements: int = Field(
+        5, ge=0, description="rounds of new corridors past what is occupied at a move's turn, after MaxSAT"
     )
     max_repairs: int = Field(600, ge=0, description="exchanges of targets before molecules move in two steps")
     encoding: Literal["lazy", "layered", "binary"] = Field("lazy", description="how the order becomes a formula")
@@ -64,8 +69,11 @@ class Plan(Strict):
 class Agent(Strict):
     """The learning agents, all trained on as many steps of the environment."""
 
-    methods: list[Literal["DQN", "tabular Q-learning", "PPO (stable-baselines3)"]] = Field(
+    methods: list[Literal["DQN", "DQN, safe bias", "tabular Q-learning", "PPO (stable-baselines3)"]] = Field(
         list(METHODS), description="which agents are trained"
+    )
+    safe_bias: float = Field(
+        2.6, ge=2.2, description="highest bias of the agent DQN, safe bias, V; molecules break above 2.8 V"
     )
     iters: int = Field(6000, ge=1, description="steps of all environments")
     envs: int = Field(32, ge=1, description="environments side by side")
@@ -75,7 +83,8 @@ class Agent(Strict):
     batch: int = Field(256, ge=1, description="transitions an update (DQN)")
     explore: float = Field(0.4, gt=0, le=1, description="share of the steps over which random actions fall to 5% (Q-learning)")
     bystander_penalty: float = Field(3.0, ge=0, description="what a pulse that moves a bystander costs in training")
-    seeds: list[int] = Field([0, 1, 2], min_length=1, description="agents of each method")
+    seeds: list[int] = Field([0, 1, 2], min_length=1, description="agents of each method of our own")
+    sb3_seeds: list[int] = Field([0], min_length=1, description="agents of stable-baselines3, three times as dear to train")
     eval_every: int = Field(1000, ge=1, description="steps of all environments between two looks at validation episodes")
     validation: int = Field(500, ge=1, description="validation episodes")
 
@@ -103,6 +112,8 @@ def make_plan(p: Plan, starts: np.ndarray, targets: np.ndarray, box: float, seed
             c=p.contact,
             grid=p.grid,
             lambdas=p.penalties,
+            penalise=p.penalise,
+            refinements=p.refinements,
             max_repairs=p.max_repairs,
             encoding=p.encoding,
             solver=p.solver,
@@ -115,12 +126,12 @@ def make_plan(p: Plan, starts: np.ndarray, targets: np.ndarray, box: float, seed
     return planner.plan()
 
 
-def run_plan(job: Job) -> AssemblyPlan:
+def run_plan(job: Job) -> AssemblyPlan | PlanNotFound:
     task = read_instances(job.data)[job.name]
     try:
         return make_plan(job.p.plan, task.starts, task.targets, task.box)
     except PlanNotFound as error:
-        raise UserError(f"nano_assembly, {job.name}: {error}") from error
+        return error
 
 
 def run_agent(job: Job) -> dict[str, Any]:
@@ -140,11 +151,12 @@ def run_agent(job: Job) -> dict[str, Any]:
 
     steps = max(1, round(a.explore * a.iters))
     seed = 1 + job.seed  # of the environments; validation has its own
-    if job.name == METHODS[2]:
+    if job.name == METHODS[3]:
         return run_sb3(job, envs, validate)
-    if job.name == METHODS[0]:
+    if job.name in METHODS[:2]:
         config = DQNConfig(hidden=a.hidden, lr=a.lr, gamma=a.gamma, batch=a.batch, epsilon_steps=steps)
-        agent = DoubleDQN(len(OBSERVATION_LOW), N_ACTIONS, config, seed=job.seed)
+        allowed = actions_up_to(a.safe_bias) if job.name == METHODS[1] else None
+        agent = DoubleDQN(len(OBSERVATION_LOW), N_ACTIONS, config, seed=job.seed, allowed=allowed)
     else:
         agent = TabularQ(N_STATES, N_ACTIONS, manipulation_states, gamma=a.gamma, epsilon_steps=steps, seed=job.seed)
     listener = tell if job.name == METHODS[0] else None
@@ -182,13 +194,20 @@ def train(p: Params, data: Path, out: Path) -> None:
     curves, plans = [], []
 
     def keep(job: Job, result: Any) -> None:
+        if isinstance(result, PlanNotFound):
+            # The claim that a schedule is found counts this task as one without.
+            print(f"{job.name}: {result}", flush=True)
+            plans.append({"instance": job.name, "found": False})
+            return
         if job.kind == "plan":
             result.save(out / "plans" / job.name)
             row = {
                 "instance": job.name,
+                "found": True,
                 "moves": len(result.moves),
                 "length_nm": result.length,
                 "first_length_nm": result.first_length,
+                "minimised_length_nm": result.minimised_length,
                 "lower_bound_nm": result.lower_bound,
                 "layers": result.n_layers,
                 "swaps": result.swaps,
@@ -214,7 +233,11 @@ def train(p: Params, data: Path, out: Path) -> None:
             steps=curve["iteration"].tolist(),
         )
 
-    agents = [Job(p, data, "agent", method, seed) for method in p.agent.methods for seed in p.agent.seeds]
+    agents = [
+        Job(p, data, "agent", method, seed)
+        for method in p.agent.methods
+        for seed in (p.agent.sb3_seeds if method == METHODS[3] else p.agent.seeds)
+    ]
     tasks = [Job(p, data, "plan", name, 0) for name in read_instances(data)]
     # The longest first, so that no worker ends long after the others.
     fanout(run_job, [*agents, *tasks], label="agents and plans", threads=p.threads, seed=p.seed, on_result=keep)

@@ -69,6 +69,7 @@ def test_rules_are_those_fixed_before_the_run():
     assert rules["C1 collision-free"].decide(cell(0, 0)) and not rules["C1 collision-free"].decide(cell(0, 0, 1))
     assert rules["C2 needed"].decide(cell(1, 1, 0)) and not rules["C2 needed"].decide(cell(1, 0, 0))
     assert rules["C3 success"].decide(cell(0.97)) and not rules["C3 success"].decide(cell(0.969))
+    assert rules["C5 safe bias"].text == rules["C5"].text
     assert rules["C5"].decide(cell(0.99)) and not rules["C5"].decide(cell(0.9899))
     [c3] = [claim for claim in paper.claims if claim.id == "C3"]
     assert c3.settled_by == "any" and c3.rule.decide(cell(1, 1, ci95=[0.1, 2])) and not c3.rule.decide(cell(1, 1, ci95=[0, 2]))
@@ -112,6 +113,8 @@ def test_the_best_protocol_is_the_one_with_the_best_return(flow):
     means = table.groupby("policy")["return"].mean()
     protocols = means[[str(protocol) for protocol in fixed_protocols()]]
     assert metrics["best protocol"]["return"]["mean"] == pytest.approx(protocols.max())
+    safe = [name for name in protocols.index if not name.endswith(" 3 V")]
+    assert metrics["best safe protocol"]["return"]["mean"] == pytest.approx(protocols[safe].max())
     theirs = table[table["policy"] == protocols.idxmax()]["return"].to_numpy()
     mine = table[table["policy"] == "DQN"]["return"].to_numpy()
     np.testing.assert_allclose(metrics["DQN - best protocol"]["return"]["values"], mine - theirs)
