@@ -144,7 +144,10 @@ def geometry_violations(
         line, mover = lines[move], movers[move]
         if np.linalg.norm(line[0] - positions[mover]) > 1e-6:
             found.append(f"move {move} starts {np.linalg.norm(line[0] - positions[mover]):.3f} nm from molecule {mover}")
-        others = np.delete(np.arange(count), mover)
+        # Only what lies near the path's bounding box can be near the path.
+        around = ((positions > line.min(axis=0) - w - c) & (positions < line.max(axis=0) + w + c)).all(axis=1)
+        around[mover] = False
+        others = np.flatnonzero(around)
         samples, travelled, left = _samples(line, step)
         gaps = np.linalg.norm(samples[:, None] - positions[others], axis=2)
         inner = (travelled > w) & (left > w)

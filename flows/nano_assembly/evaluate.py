@@ -74,7 +74,7 @@ class Scaling(Strict):
         {
             "lazy": [60, 120, 250, 500, 1000],
             "binary": [60, 120, 250, 500],
-            "layered": [60, 120, 250],
+            "layered": [30, 60, 120],
             "transitive": [15, 30, 60],
         },
         description="jobs, by encoding",
