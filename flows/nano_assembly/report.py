@@ -293,7 +293,7 @@ def report(p: Params, metrics: Metrics, data: Path, train: Path, evaluate: Path,
         )
         r.text(
             f"What an explanation looks like: if every molecule of {names[0]} had to move straight to its target, there would be no order. "
-            f"A minimal set of molecules that shows it:\n\n```\n{core}\n```"
+            f"A minimal set of molecules that shows it:\n\n{core}"
         )
         r.section("Driving molecules")
         best = metrics["best protocol"]
@@ -327,23 +327,13 @@ def report(p: Params, metrics: Metrics, data: Path, train: Path, evaluate: Path,
             caption=f"{executions.iloc[0]['instance']}, driven by {executions.iloc[0]['policy']}: the surface in the simulator.",
             alt="Four maps of molecules gathering from all over the surface onto the target structure.",
         )
-        columns = [
-            "policy",
-            "task",
-            "targets occupied (%)",
-            "pulses",
-            "pulses per nm",
-            "molecules lost",
-            "bystander moves per molecule",
-            "put back",
-            "detours",
-            "never moved",
-        ]
+        columns = ["policy", "task", "filled (%)", "pulses", "per nm", "lost", "bystanders", "put back", "detours", "stuck"]
         r.table(
             columns,
             execution_rows(executions),
-            caption="Whole assemblies in the simulator. A lost molecule broke under a pulse: its target stays empty unless there is a "
-            "surplus. Put back: short moves of molecules that had been dragged along or turned aside.",
+            caption="Whole assemblies in the simulator: targets filled; pulses, and pulses per nm of the plan; molecules that broke (their "
+            "targets stay empty unless there is a surplus); moves of bystanders per molecule; short moves of displaced molecules; moves "
+            "that had to take another way; moves that were never made.",
         )
         stages = {"train": json.loads((train / "parameters.json").read_text(encoding="utf-8"))}
         for stage, values in stages.items():
