@@ -17,7 +17,7 @@ from components.stats import Metrics
 from flows.nano_assembly import paper
 from flows.nano_assembly.store import read_instances, read_plan
 from tasks.params import StageParams
-from tasks.report import COLOURS, Report, style
+from tasks.report import COLOURS, Report, interval, style
 
 SCHEDULERS = (
     "topological",
@@ -38,15 +38,6 @@ ENCODINGS = {"lazy": ("vermillion", "o"), "binary": ("blue", "s"), "layered": ("
 
 class Params(StageParams):
     shown: str = Field("square-0", description="task whose schedule is drawn; the first one if it does not exist")
-
-
-def interval(cell: dict | None, digits: int = 3) -> str:
-    """`0.950 [0.900, 1.000]`, or the mean alone where there is no interval; a dash for nothing measured."""
-    if cell is None:
-        return "–"
-    if cell["ci95"] is None:
-        return f"{cell['mean']:.{digits}f}"
-    return f"{cell['mean']:.{digits}f} [{cell['ci95'][0]:.{digits}f}, {cell['ci95'][1]:.{digits}f}]"
 
 
 def plan_figure(train: Path, names: list[str]) -> Figure:
@@ -299,9 +290,9 @@ def report(p: Params, metrics: Metrics, data: Path, train: Path, evaluate: Path,
         best = metrics["best protocol"]
         r.text(
             "Every policy drives the same molecules over the same segments, 1.5 to 4 nm long beside two bystanders, with the same chance. "
-            f"The best pulling protocol by return earns {interval(best['return'])} nm, reaches the target in "
+            f"The best pulling protocol by return earns {interval(best['return'], 3)} nm, reaches the target in "
             f"{100 * best['success']['mean']:.1f}% and moves a bystander in {100 * best['bystander_moved']['mean']:.1f}% of the episodes; "
-            f"DQN {interval(metrics['DQN']['return'])}, {100 * metrics['DQN']['success']['mean']:.1f}% and "
+            f"DQN {interval(metrics['DQN']['return'], 3)}, {100 * metrics['DQN']['success']['mean']:.1f}% and "
             f"{100 * metrics['DQN']['bystander_moved']['mean']:.1f}%. The protocol is chosen on the episodes that it is judged by, which "
             "favours it."
         )
