@@ -1,0 +1,1 @@
+"""Optimisers, gradient estimators and tangent kernels."""
