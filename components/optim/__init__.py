@@ -1,1 +1,1 @@
-"""Optimisers, gradient estimators and tangent kernels."""
+"""Optimisers and gradient transforms."""
