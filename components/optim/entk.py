@@ -53,6 +53,8 @@ def jacobian(model: nn.Module, x: Tensor, outputs: Sequence[int] | None = None) 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise ValueError("the model has no weights that require gradients")
+    if not x.shape[0]:
+        raise ValueError("x holds no input")
     rows = []
     for example in x.split(1):
         z = model(example)
@@ -73,8 +75,6 @@ def jacobian(model: nn.Module, x: Tensor, outputs: Sequence[int] | None = None) 
                 dim=1,
             )
         )
-    if not rows:
-        raise ValueError("x holds no input")
     return torch.stack(rows)
 
 
