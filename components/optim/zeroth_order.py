@@ -314,7 +314,9 @@ class _Directions:
     def __init__(self, parameters: list[Tensor], d: int, group: dict[str, Any]) -> None:
         self.parameters, self.d = parameters, d
         self.dist, self.name, self.count = group["dist"], (group["seed"], group["step"]), group["n_perturbations"]
-        self.cuda = all(parameter.is_cuda for parameter in parameters) and self.dist in ("gaussian", "rademacher", "sphere")
+        # The kernels draw in float32 and lower; other weights take the numbers of the CPU.
+        fitting = all(parameter.is_cuda and parameter.dtype != torch.float64 for parameter in parameters)
+        self.cuda = fitting and self.dist in ("gaussian", "rademacher", "sphere")
         self._kept = orthogonal_directions(d, self.count, *self.name) if self.dist == "orthogonal" else None
         self._scales: dict[int, float] = {}  # a number per direction, for the sphere
 

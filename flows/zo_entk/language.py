@@ -27,7 +27,7 @@ MODELS = ("facebook/opt-125m", "facebook/opt-1.3b", "mistralai/Mistral-7B-v0.1")
 
 def _needs(package: str, what: str) -> ImportError:
     return ImportError(
-        f"{what} needs the package {package}, which is not installed: pip install {package} (the paper profile's extra)"
+        f"{what} needs the package {package}, an extra of the paper profile that is not installed: pip install {package}"
     )
 
 
