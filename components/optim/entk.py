@@ -25,10 +25,13 @@ from components.optim.perturbations import (
     check_count,
     check_distribution,
     check_seed,
+    kernel_distribution,
+    kernel_scale,
     kernel_seed,
+    kernels_draw,
     orthogonal_directions,
 )
-from kernels.seeded_projection import seeded_norm, seeded_project
+from kernels.seeded_projection import seeded_project
 
 MAX_BYTES = 2 * 2**30
 
@@ -137,11 +140,11 @@ def project(
     elif dist == "coordinate":
         chosen = torch.tensor([Stream(d, dist, seed, step, index).coordinate for index in range(P)], device=flat.device)
         total = flat[:, chosen] * math.sqrt(d)
-    elif flat.is_cuda and flat.dtype != torch.float64:
-        total = seeded_project(flat, P, "rademacher" if dist == "rademacher" else "gaussian", kernel_seed(seed, step))
-        total = total.to(flat.dtype) * math.sqrt(P)
+    elif kernels_draw([flat], dist):
+        name = kernel_seed(seed, step)
+        total = seeded_project(flat, P, kernel_distribution(dist), name).to(flat.dtype) * math.sqrt(P)
         if dist == "sphere":
-            total = total * _sphere_scales_cuda(d, P, kernel_seed(seed, step), flat)
+            total = total * total.new_tensor([kernel_scale(d, P, dist, name, index, flat.device) for index in range(P)])
     else:
         total, square = flat.new_zeros(flat.shape[0], P), np.zeros(P)
         for start, u in blocks(d, P, dist, seed, step, chunk):
@@ -151,14 +154,6 @@ def project(
         if dist == "sphere":
             total = total * torch.from_numpy(np.sqrt(d / square)).to(flat)
     return (total / math.sqrt(P)).reshape(*J.shape[:-1], P)
-
-
-def _sphere_scales_cuda(d: int, P: int, seed: int, like: Tensor) -> Tensor:
-    return torch.tensor(
-        [math.sqrt(d) / seeded_norm(d, seed, column=p, columns=P, device=like.device) for p in range(P)],
-        dtype=like.dtype,
-        device=like.device,
-    )
 
 
 def zo_entk(

@@ -11,18 +11,21 @@ so that a direction of any length costs one block of memory; asking again gives 
 - coordinate: sqrt(d) times a uniformly chosen unit vector; no Johnson-Lindenstrauss projection, a baseline
 
 On the CPU the numbers come from numpy's counter-based generator Philox4x64, with (index, step) in the counter and the seed in the
-key; on CUDA tensors from the kernels of `kernels.seeded_projection` (Philox4x32), so the two devices draw different numbers.
+key; for CUDA tensors of at most 32 bits from the kernels of `kernels.seeded_projection` (Philox4x32), so that the two devices draw
+different numbers; double weights, orthogonal and coordinate directions take those of the CPU on both.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from kernels.seeded_projection import seeded_axpy_, seeded_norm
 
 Distribution = Literal["gaussian", "rademacher", "sphere", "orthogonal", "coordinate"]
 DISTRIBUTIONS: tuple[str, ...] = get_args(Distribution)
@@ -127,19 +130,52 @@ def orthogonal_directions(d: int, n_perturbations: int, seed: int, step: int) ->
     return math.sqrt(d) * (q * torch.sign(torch.diagonal(r))).T.contiguous()
 
 
+def kernels_draw(tensors: Iterable[Tensor], dist: str) -> bool:
+    """Whether directions for these tensors come from the kernels: all on CUDA, of at most 32 bits, a distribution they know."""
+    known = dist in ("gaussian", "rademacher", "sphere")
+    return known and all(tensor.is_cuda and tensor.dtype != torch.float64 for tensor in tensors)
+
+
+def kernel_distribution(dist: str) -> str:
+    """What the kernels draw for it: the sphere is a Gaussian direction, scaled."""
+    return "rademacher" if dist == "rademacher" else "gaussian"
+
+
+def kernel_scale(d: int, n_perturbations: int, dist: str, seed: int, index: int, device: torch.device) -> float:
+    """`Stream.scale` for the kernels; `seed` is a `kernel_seed`."""
+    if dist != "sphere":
+        return 1.0
+    return math.sqrt(d) / seeded_norm(d, seed, column=index, columns=n_perturbations, device=device)
+
+
 def directions(
-    d: int, n_perturbations: int, dist: Distribution, seed: int, step: int = 0, dtype: torch.dtype = torch.float32
+    d: int,
+    n_perturbations: int,
+    dist: Distribution,
+    seed: int,
+    step: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
 ) -> Iterator[Tensor]:
-    """The P directions u_p in R^d of a step, one at a time, each of shape (d,). ValueError or TypeError for bad arguments."""
+    """The P directions u_p in R^d of a step, one at a time, each of shape (d,). ValueError or TypeError for bad arguments.
+
+    dtype, device : of the weights that they are for; see the module for what they change."""
     check_distribution(dist)
     check_count(n_perturbations, dist, d)
     check_seed(seed)
     if dist == "orthogonal":
-        yield from orthogonal_directions(d, n_perturbations, seed, step).to(dtype)
+        yield from orthogonal_directions(d, n_perturbations, seed, step).to(dtype).to(device)
         return
+    on_device = kernels_draw([torch.empty(0, dtype=dtype, device=device)], dist)
     for index in range(n_perturbations):
-        stream = Stream(d, dist, seed, step, index)
-        yield torch.from_numpy(stream.take(d)).to(dtype) * stream.scale()
+        if on_device:
+            name = kernel_seed(seed, step)
+            u = torch.zeros(d, device=device)
+            seeded_axpy_(u, 1.0, name, kernel_distribution(dist), column=index, columns=n_perturbations)
+            yield (u * kernel_scale(d, n_perturbations, dist, name, index, u.device)).to(dtype)
+        else:
+            stream = Stream(d, dist, seed, step, index)
+            yield (torch.from_numpy(stream.take(d)).to(dtype) * stream.scale()).to(device)
 
 
 def blocks(

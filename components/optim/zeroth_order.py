@@ -24,10 +24,13 @@ from components.optim.perturbations import (
     check_distribution,
     check_seed,
     directions,
+    kernel_distribution,
+    kernel_scale,
     kernel_seed,
+    kernels_draw,
     orthogonal_directions,
 )
-from kernels.seeded_projection import seeded_axpy_, seeded_norm
+from kernels.seeded_projection import seeded_axpy_
 
 RANDOM_LOSS = "loss must be deterministic between +μ and −μ"
 
@@ -106,14 +109,16 @@ class ZOGradient:
         self.step = 0
         self._d: int | None = None
 
-    def directions(self, step: int, d: int | None = None, dtype: torch.dtype = torch.float32) -> Iterator[Tensor]:
+    def directions(
+        self, step: int, d: int | None = None, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    ) -> Iterator[Tensor]:
         """The P directions of a step, each (d,); the same bits on every call.
 
         d : dimension, default that of the last estimate. ValueError where there was none."""
         d = self._d if d is None else d
         if d is None:
             raise ValueError("the dimension is not known before the first estimate: give d")
-        return directions(d, self.n_perturbations, self.dist, self.seed, step, dtype)
+        return directions(d, self.n_perturbations, self.dist, self.seed, step, dtype, device)
 
     def estimate(self, loss_fn: Callable[[Tensor], Tensor], theta: Tensor, step: int | None = None) -> Tensor:
         """The estimate at `theta`.
@@ -136,8 +141,7 @@ class ZOGradient:
         step = self._begin(theta, step)
         check, total = _RandomnessCheck([theta.device]), torch.zeros_like(theta)
         with torch.no_grad():
-            for index, u in enumerate(self.directions(step, dtype=theta.dtype)):
-                u = u.to(theta.device)
+            for index, u in enumerate(self.directions(step, dtype=theta.dtype, device=theta.device)):
                 plus = loss_fn(theta + self.mu * u)
                 state = check.state()
                 minus = loss_fn(theta - self.mu * u)
@@ -156,11 +160,11 @@ class ZOGradient:
             raise ValueError(f"chunk must be at least 1, got {chunk}")
         step = self._begin(theta, step)
         total, index = torch.zeros_like(theta), 0
-        source = self.directions(step, dtype=theta.dtype)
+        source = self.directions(step, dtype=theta.dtype, device=theta.device)
         with torch.no_grad():
             while index < self.n_perturbations:
                 count = min(chunk, self.n_perturbations - index)
-                u = torch.stack([next(source) for _ in range(count)]).to(theta.device)
+                u = torch.stack([next(source) for _ in range(count)])
                 losses = loss_fn(torch.cat([theta + self.mu * u, theta - self.mu * u]))
                 if not isinstance(losses, Tensor) or losses.shape != (2 * count,):
                     found = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
@@ -314,9 +318,7 @@ class _Directions:
     def __init__(self, parameters: list[Tensor], d: int, group: dict[str, Any]) -> None:
         self.parameters, self.d = parameters, d
         self.dist, self.name, self.count = group["dist"], (group["seed"], group["step"]), group["n_perturbations"]
-        # The kernels draw in float32 and lower; other weights take the numbers of the CPU.
-        fitting = all(parameter.is_cuda and parameter.dtype != torch.float64 for parameter in parameters)
-        self.cuda = fitting and self.dist in ("gaussian", "rademacher", "sphere")
+        self.cuda = kernels_draw(parameters, self.dist)
         self._kept = orthogonal_directions(d, self.count, *self.name) if self.dist == "orthogonal" else None
         self._scales: dict[int, float] = {}  # a number per direction, for the sphere
 
@@ -325,10 +327,8 @@ class _Directions:
             return 1.0
         if index not in self._scales:
             if self.cuda:
-                norm = seeded_norm(
-                    self.d, kernel_seed(*self.name), column=index, columns=self.count, device=self.parameters[0].device
-                )
-                self._scales[index] = math.sqrt(self.d) / norm
+                device = self.parameters[0].device
+                self._scales[index] = kernel_scale(self.d, self.count, self.dist, kernel_seed(*self.name), index, device)
             else:
                 self._scales[index] = Stream(self.d, self.dist, *self.name, index).scale()
         return self._scales[index]
@@ -349,7 +349,7 @@ class _Directions:
                 flat = _flat(parameter)
                 for index, weight in weights.items() if factor else ():
                     alpha = factor * weight * self.scale(index)
-                    dist = "rademacher" if self.dist == "rademacher" else "gaussian"
+                    dist = kernel_distribution(self.dist)
                     seeded_axpy_(flat, alpha, kernel_seed(*self.name), dist, column=index, columns=self.count, first_row=row)
                 if flat.data_ptr() != parameter.data_ptr():
                     parameter.copy_(flat.view_as(parameter))

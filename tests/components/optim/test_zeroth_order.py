@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from components.optim.perturbations import BLOCK, DISTRIBUTIONS, Stream, blocks, directions, kernel_seed, orthogonal_directions
 from components.optim.zeroth_order import ZOSGD, ZOGradient, expected_square_norm
+from kernels.seeded_projection import seeded_directions_reference
 
 EVERY = pytest.mark.parametrize("dist", DISTRIBUTIONS)
 
@@ -79,6 +80,31 @@ def test_projection_is_unbiased(seed, dist, d):
 def test_kernel_seeds_do_not_collide():
     seeds = {kernel_seed(seed, step) for seed in range(50) for step in range(50)}
     assert len(seeds) == 2500 and all(0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.mark.parametrize("dist", ["gaussian", "rademacher", "sphere"])
+def test_the_kernels_path_is_one_set_of_directions(dist, monkeypatch):
+    """As on CUDA, with the kernels' reference: optimiser, estimate and projection share the kernels' directions."""
+    from components.optim import entk, perturbations, zeroth_order
+
+    for module in (entk, perturbations, zeroth_order):
+        monkeypatch.setattr(module, "kernels_draw", lambda tensors, dist: True)
+    d, P = 300, 3
+    p, q = torch.nn.Parameter(torch.zeros(120)), torch.nn.Parameter(torch.zeros(12, 15))
+    g = torch.linspace(-1, 1, d)
+    optimizer = ZOSGD([p, q], 1.0, P, mu=0.5, dist=dist, seed=3)
+    optimizer.step(lambda: torch.cat([p, q.reshape(-1)]) @ g)
+    zo = ZOGradient(P, 0.5, dist, seed=3)
+    estimate = zo.estimate(lambda t: t @ g, torch.zeros(d))
+    torch.testing.assert_close(torch.cat([p.detach(), q.detach().reshape(-1)]), -estimate, atol=1e-3, rtol=1e-4)
+    U = entk.project(torch.eye(d), P, dist, 3)
+    torch.testing.assert_close(U @ (U.T @ g), estimate, atol=1e-3, rtol=1e-4)
+    drawn = torch.stack(list(zo.directions(0)))
+    torch.testing.assert_close(drawn.T / math.sqrt(P), U, atol=1e-5, rtol=0)
+    wanted = seeded_directions_reference(d, P, kernel_seed(3, 0), "rademacher" if dist == "rademacher" else "gaussian").T
+    if dist == "sphere":
+        wanted = wanted * (math.sqrt(d) / wanted.norm(dim=1, keepdim=True))
+    torch.testing.assert_close(drawn, wanted, atol=1e-5, rtol=0)
 
 
 # --- the estimate ---------------------------------------------------------------------------------------------------
