@@ -271,7 +271,7 @@ def baselines_text(metrics: Metrics) -> str:
 
 
 def descent_text(metrics: Metrics) -> str:
-    """How much loss each method takes off, by size, and per forward pass: here d and P do count."""
+    """How much loss each method takes off, by size, and per forward pass."""
     exact = found(metrics, "FO", "trajectory/loss_drop/d=")
     lines = []
     for method in sorted((m for m in metrics if m.startswith("ZO gaussian")), key=lambda m: int(m.split("=")[1])):
@@ -324,12 +324,14 @@ def report(p: Params, metrics: Metrics, data: Path, train: Path, evaluate: Path,
             alt="Two log plots against the number of weights: flat lines on the left, a line of slope one on the right.",
         )
         r.text(
-            "The length of the estimate is what the descent of the loss pays for: it enters through the curvature, and it grows with d. The drop of the "
-            "probes' loss over the run, as a share of the first-order drop, with the same learning rate and steps:\n\n"
+            "Bounds on the descent of the loss hold the squared length of the estimate, times the largest curvature: in that view the learning rate that is "
+            "safe, and the speed of descent with it, falls as P / d, and nothing in the kernel's law takes that back. What enters the expected loss itself "
+            "is the trace of the curvature, eta^2 (||g||^2 tr H + 2 g^T H g) / 2 for one Gaussian perturbation; in the parameterisation used here it does not "
+            "grow with the width, in others it does. The drop of the probes' loss over the run, as a share of the drop of first-order SGD with the same "
+            "learning rate, steps and batches:\n\n"
             + descent_text(metrics)
-            + "\n\nA zeroth-order step costs 2 P forward passes; a first-order step is counted as three, its backward pass as two. That the kernel does not see "
-            "d says that the direction of learning survives in function space; it does not say that zeroth-order descent is free of d: the step that "
-            "stays stable shrinks as the estimate gets longer, and the speed of descent with it."
+            + "\n\nA zeroth-order step costs 2 P forward passes; a first-order step is counted as three, its backward pass as two. Per pass, first-order SGD "
+            "is ahead wherever the second figure is below 100%."
         )
         r.section("Trajectories")
         r.figure(

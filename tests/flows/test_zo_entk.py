@@ -290,7 +290,7 @@ def test_report_is_whole(flow, tmp_path):
     folder, metrics = flow
     stage("report").report(params("report", "smoke"), metrics, folder / "data", folder / "train", folder / "evaluate", tmp_path)
     text = (tmp_path / "README.md").read_text()
-    assert "it does not say that zeroth-order descent is free of d" in text and "per forward pass" in text
+    assert "falls as P / d, and nothing in the kernel" in text and "per forward pass" in text
     figures = {path.stem for path in (tmp_path / "figures").iterdir()}
     assert figures == {"error", "dimension", "trajectories", "normalised", "outputs", "one-step"}
     assert len(json.loads((tmp_path / "claims.json").read_text())) == len(paper.claims)
