@@ -79,6 +79,12 @@ paper = Paper(
             unit="exponent of the relative error in V, V >= 10",
             quantity=("gaussian", "error/slope_V"),
             rule=mean_within(0.4, 0.6),
+            explanation=(
+                "The error is what the exact law says at every V (figure on outputs); the square root is its limit for wide networks, where "
+                "the kernel of an input with itself is a multiple of the identity. Here the width is 144: with 100 outputs, 35% of the "
+                "squared kernel lies off the diagonal, which aligns the tangent vectors and lowers the error. The law's own exponent over "
+                "V = 10, 30, 100, computed for wider networks of one seed, rises to 0.45 at width 432 and 0.47 at width 1000."
+            ),
         ),
         Claim(
             id="C4 language models",
@@ -109,6 +115,10 @@ paper = Paper(
             unit="difference of mean log errors",
             quantity=(("dissimilar - similar", "error"), ("similar - same", "error"), ("same - self", "error")),
             rule=(mean_above(0), mean_above(0), mean_within(0, math.inf)),
+            explanation=(
+                "On 8 x 8 digits the two last kinds differ by no more than the spread between seeds: their alignments are alike. With LeNet "
+                "on MNIST they are apart: 0.43 for 4 and 9, 0.76 for 0 and 1 at P = 125 (table on kinds of pairs)."
+            ),
         ),
         Claim(
             id="C7 alignment",
