@@ -22,7 +22,7 @@ from components.lowprec.words import counter_words
 from kernels.philox import mix
 
 _STATE_DTYPES = (torch.float32, torch.bfloat16)
-_WEIGHTS, _BUFFER, _MOMENTS = 0, 1, 2  # streams of random words
+WEIGHTS, _BUFFER, _MOMENTS = 0, 1, 2  # streams of random words
 
 
 def check_group(group: dict[str, Any]) -> None:
@@ -39,6 +39,9 @@ def check_group(group: dict[str, Any]) -> None:
             raise ValueError(f"{name} must not be negative, got {group[name]}")
     if "e_max" in group and not group["e_max"] > 0:
         raise ValueError(f"e_max must be above 0, got {group['e_max']}")
+    seed = group["seed"]
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"seed must be a whole number of at least 0, got {seed!r}")
     check_scaling(format_of(group["fmt"]), group["scale"], group["block"])
     check_rounding(group["rounding"])
 
@@ -54,7 +57,7 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         bits; default False: they are stored in bf16.
     state_dtype (*) : of the moments, float32 or bfloat16. In bfloat16 they are stored with stochastic rounding: to nearest, a
         second moment with beta 0.999 would not move.
-    seed (*) : of stochastic rounding; the words depend on (seed, step, position of the parameter) alone.
+    seed : of stochastic rounding; the words depend on (seed, step, position of the parameter) alone.
     strict (*) : a gradient that is not finite raises FloatingPointError; by default its tensor is skipped, weights and
         moments, and counted in `skipped`.
     count_frozen (*) : keep the counts for `frozen_fraction`.
@@ -64,7 +67,7 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
     """
 
     moments: tuple[str, ...] = ()
-    buffers: tuple[str, ...] = ()  # quantised tensors beside the weights, such as a compensation buffer
+    options: tuple[str, ...] = ()  # attributes of the instance that a copy needs
 
     def __init__(
         self,
@@ -78,14 +81,18 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
     ) -> None:
         if state_dtype not in _STATE_DTYPES:
             raise ValueError(f"state_dtype must be torch.float32 or torch.bfloat16, got {state_dtype}")
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise ValueError(f"seed must be a whole number of at least 0, got {seed!r}")
-        self.state_dtype, self.seed, self.strict, self.count_frozen = state_dtype, seed, strict, count_frozen
+        self.state_dtype, self.strict, self.count_frozen = state_dtype, strict, count_frozen
         self.skipped = 0
         self._counts: list[tuple[Tensor, Tensor]] = []
         self._unverified = False
+        defaults = defaults | {"seed": seed}  # among the options, so that a checkpoint brings it back
         check_group(defaults)
         super().__init__(params, defaults)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch's own drops what a subclass adds; a copy or a pickle has to step as this one would
+        own = ("state_dtype", "strict", "count_frozen", "skipped", "_counts", "_unverified", "moments", *self.options)
+        return super().__getstate__() | {name: getattr(self, name) for name in own}
 
     # --- what a subclass says ---------------------------------------------------------------------------------------
 
@@ -96,6 +103,10 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
 
         w, g : float32, one shape.   state : the moments, float32, to be changed in place.   t : 1 at the first step."""
         raise NotImplementedError
+
+    def buffers_of(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """Name of a quantised tensor that is kept beside the weights, at most one."""
+        return ()
 
     def fused_step(self, p: Tensor, index: int, state: dict[str, Tensor], group: dict[str, Any], t: int) -> bool:
         """Do the whole step of one tensor in a kernel and return True, or do nothing and return False."""
@@ -128,7 +139,7 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
             _store(state, "", q)
             for name in self.moments:
                 state[name] = torch.zeros_like(p, dtype=self.state_dtype, memory_format=torch.contiguous_format)
-            for name in self._buffers_of(group):
+            for name in self.buffers_of(group):
                 _store(state, name, quantize(torch.zeros_like(p), q.fmt, q.scaling, group["block"]))
 
     def _first_quantisation(self, p: Tensor, group: dict[str, Any]) -> QTensor:
@@ -137,9 +148,6 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
             return quantize(p.detach(), fmt, scaling, group["block"])
         except ValueError as error:
             raise ValueError(f"a parameter of shape {tuple(p.shape)} cannot be stored: {error}") from error
-
-    def _buffers_of(self, group: dict[str, Any]) -> tuple[str, ...]:
-        return self.buffers
 
     @staticmethod
     def _format(p: Tensor, group: dict[str, Any]) -> tuple[FloatFormat, str]:
@@ -211,18 +219,18 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         before = p.detach().clone() if self.count_frozen else None
         if not self.fused_step(p, index, state, group, t):
             w = self._quantised(p, "", group).dequantize()
-            names = self._buffers_of(group)
+            names = self.buffers_of(group)
             buffer = self._quantised(p, names[0], group).dequantize() if names else None
             exact = {name: state[name].float() for name in self.moments}
             w, whole = self.update(w, p.grad, exact, group, t, buffer)
             fmt, scaling = self._format(p, group)
-            words = self._words(group["rounding"], t, index, _WEIGHTS, w)
+            words = self._words(group, group["rounding"], t, index, WEIGHTS, w)
             q = quantize_unchecked(w, fmt, scaling, group["block"], group["rounding"], words=words)
             _store(state, "", q)
             shown = q.dequantize()
             p.copy_(shown)
             if names:
-                words = self._words(group["rounding"], t, index, _BUFFER, w)
+                words = self._words(group, group["rounding"], t, index, _BUFFER, w)
                 lost = whole.sub_(shown)
                 _store(
                     state,
@@ -231,14 +239,15 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
                 )
             if self.state_dtype != torch.float32:
                 for position, name in enumerate(self.moments):
-                    words = self._words("sr", t, index, _MOMENTS + position, w)
+                    words = self._words(group, "sr", t, index, _MOMENTS + position, w)
                     state[name].copy_(round_to(exact[name], "bf16", "sr", words=words))
         if before is not None:
             active = p.grad != 0
             self._counts.append(((active & (before == p)).sum(), active.sum()))
 
-    def _words(self, rounding: str, t: int, index: int, stream: int, like: Tensor) -> Tensor | None:
-        return counter_words(mix(self.seed, t, index, stream), like.shape, like.device) if rounding == "sr" else None
+    @staticmethod
+    def _words(group: dict[str, Any], rounding: str, t: int, index: int, stream: int, like: Tensor) -> Tensor | None:
+        return counter_words(mix(group["seed"], t, index, stream), like.shape, like.device) if rounding == "sr" else None
 
     def frozen_fraction(self) -> float:
         """Share of coordinates with a gradient other than 0 that the last step left where they were; 0 if there was none.
@@ -264,7 +273,7 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         state, group = self.state[p], self._group_of(p)
         fmt, scaling = self._format(p, group)
         wanted = dict.fromkeys(self.moments, self.state_dtype)
-        for prefix in ("", *self._buffers_of(group)):
+        for prefix in ("", *self.buffers_of(group)):
             wanted[_key(prefix, "codes")] = storage_dtype(fmt)
             if scaling != "none":
                 wanted[_key(prefix, "scale")] = torch.uint8

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from components.lowprec.formats import Rounding
 from components.lowprec.quantize import Scaling
-from components.optim.low_precision import _WEIGHTS, LowPrecisionOptimizer
+from components.optim.low_precision import WEIGHTS, LowPrecisionOptimizer
 from kernels.mplus_adam_step import StepOptions, fused_formats, mplus_adam_step
 from kernels.philox import mix
 
@@ -66,7 +66,8 @@ class MPlusAdam(LowPrecisionOptimizer):
     betas, eps, eps_mult, weight_decay : as above; eps_mult is small because ge is small where |w| is.
     fmt, scale, block, rounding, quantize_1d, state_dtype, seed, strict, count_frozen : see LowPrecisionOptimizer.
     mult_form : "exp2" (default, above); "linear": w ln2 d in place of w (2^d - 1); "instant": ge in place of me, three
-        moments instead of four; "rho": w d / (sign(w) max(|w|, 1e-6)), an additive step of size lr_mult wherever |w| > 1e-6;
+        moments instead of four; "rho": w d / (sign(w) max(|w|, 1e-6)), one reading of the paper's algorithm, for ablations: wherever
+        |w| > 1e-6 an additive step of size lr_mult, and for negative w along the gradient rather than against it;
         "mantissa": w = mu 2^e with |mu| in [1, 2), Adam on mu with gradient 2^e g, the multiplicative step on e, both clipped.
     e_max : largest |d|, default 1.
     backend : "torch"; "triton": one fused kernel; "auto" (default): the kernel for CUDA tensors that it can handle.
@@ -79,6 +80,7 @@ class MPlusAdam(LowPrecisionOptimizer):
     """
 
     moments = ("exp_avg", "exp_avg_sq", "exp_avg_e", "exp_avg_sq_e")
+    options = ("mult_form", "backend", "fusible")
 
     def __init__(
         self,
@@ -206,7 +208,7 @@ class MPlusAdam(LowPrecisionOptimizer):
             scaling=scaling,
             block=group["block"],
             rounding=group["rounding"],
-            key=mix(self.seed, t, index, _WEIGHTS),
+            key=mix(group["seed"], t, index, WEIGHTS),
             options=options,
         )
         return True
@@ -259,7 +261,7 @@ class AdamLP(LowPrecisionOptimizer):
         }
         super().__init__(params, defaults, state_dtype=state_dtype, seed=seed, strict=strict, count_frozen=count_frozen)
 
-    def _buffers_of(self, group: dict[str, Any]) -> tuple[str, ...]:
+    def buffers_of(self, group: dict[str, Any]) -> tuple[str, ...]:
         return ("kahan",) if group["kahan"] else ()
 
     def update(self, w, g, state, group, t, buffer):
@@ -315,4 +317,6 @@ class MadamLP(LowPrecisionOptimizer):
         ge = torch.mul(w, g).mul_(LN2)
         adam_moments(ge, state["exp_avg_e"], state["exp_avg_sq_e"], group["betas"])
         d = adam_direction(state["exp_avg_e"], state["exp_avg_sq_e"], t, group["betas"], group["eps_mult"])
-        return w.mul_(d.mul_(-group["lr_mult"]).clamp_(-group["e_max"], group["e_max"]).exp2_()), None
+        d.mul_(-group["lr_mult"]).clamp_(-group["e_max"], group["e_max"])
+        # w + w (2^d - 1) and not w 2^d: to the last bit what M+Adam does without its additive half
+        return w.add_(d.exp2_().sub_(1).mul_(w)), None
