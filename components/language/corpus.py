@@ -107,7 +107,7 @@ def random_windows(tokens: np.ndarray, *, seq: int, batch: int, generator: torch
 
     Parameters
     ----------
-    tokens : (N,) uint8.   seq : length of a window.   batch : windows in a batch.   generator : of the places.
+    tokens : (N,) unsigned integers, also a memory map.   seq : length of a window.   batch : windows in a batch.   generator : of the places.
 
     Yields
     ------
@@ -118,13 +118,12 @@ def random_windows(tokens: np.ndarray, *, seq: int, batch: int, generator: torch
     _check_window(tokens, seq)
     if batch < 1:
         raise ValueError(f"batch must be at least 1, got {batch}")
-    text = torch.from_numpy(np.ascontiguousarray(tokens))
-    offsets = torch.arange(seq + 1)
+    offsets = np.arange(seq + 1)
 
     def draw() -> Iterator[tuple[Tensor, Tensor]]:
         while True:
-            start = torch.randint(0, len(tokens) - seq, (batch, 1), generator=generator)
-            window = text[start + offsets].long()
+            start = torch.randint(0, len(tokens) - seq, (batch, 1), generator=generator).numpy()
+            window = torch.from_numpy(tokens[start + offsets].astype(np.int64))
             yield window[:, :-1], window[:, 1:]
 
     return draw()
@@ -140,5 +139,5 @@ def even_windows(tokens: np.ndarray, *, seq: int, count: int) -> tuple[Tensor, T
         raise ValueError(f"count must be at least 1, got {count}")
     slots = (len(tokens) - 1) // seq
     start = np.linspace(0, slots - 1, min(count, slots)).astype(np.int64) * seq
-    window = torch.from_numpy(np.ascontiguousarray(tokens)[start[:, None] + np.arange(seq + 1)]).long()
+    window = torch.from_numpy(tokens[start[:, None] + np.arange(seq + 1)].astype(np.int64))
     return window[:, :-1], window[:, 1:]
