@@ -214,6 +214,8 @@ def run_descent(job: Job) -> dict[str, Any]:
                 # the bound with the smoothness of the whole, its largest curvature
                 "bounded": bool(((after - before).abs() <= 2 * gradient.abs() / h.max()).all()),
                 "floor": (0.5 * h * half**2).sum().item(),
+                # coordinates that went so far past their own minimiser that their part of the loss rose
+                "overshot": int((h * (after - w_star) ** 2 > h * (before - w_star) ** 2).sum()),
             }
         )
     return {"descent": pd.DataFrame(rows)}
