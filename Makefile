@@ -33,6 +33,7 @@ $(READY): pyproject.toml constraints.txt
 benchmarks: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt '.[benchmarks]'
 	$(BIN)/python -m benchmarks.bes_speed
+	$(BIN)/python -m benchmarks.optimisers
 	$(BIN)/python -m benchmarks.orchestration
 
 clean:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+from triton.backends import backends
 
 from kernels.mplus_adam_step import LAYOUTS, StepOptions, fused_formats, mplus_adam_step, mplus_adam_step_reference
 
@@ -119,3 +125,37 @@ def test_bad_input_is_one_clear_sentence():
     ):
         with pytest.raises(ValueError, match=says):
             call(**changes)
+
+
+COMPILE = """
+import math
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from kernels.mplus_adam_step import LAYOUTS, _step_kernel
+
+for fmt, scaling, stochastic in (("e4m3", "mx", True), ("e2m1", "mx_up", False)):
+    layout = LAYOUTS[fmt]
+    mantissa, exponent = math.frexp(layout.max_value)
+    constants = {"EXP": layout.exp_bits, "MAN": layout.man_bits, "BIAS": layout.bias, "LARGEST": layout.max_value,
+                 "TOP": exponent - 1, "TOP_BITS": int((2 * mantissa - 1) * 2**23), "SCALED": True,
+                 "SATURATE": scaling == "mx", "STOCHASTIC": stochastic, "BLOCK": 32, "TILE": 32}
+    kinds = {"codes_ptr": "*u8", "scale_ptr": "*u8", "key": "i64", "rows": "i32", "length": "i32", "per_row": "i32"}
+    signature = {}
+    for name in _step_kernel.arg_names:
+        kind = "constexpr" if name in constants else kinds.get(name)
+        signature[name] = kind or ("*fp32" if name.endswith("_ptr") else "fp32")
+    source = ASTSource(fn=_step_kernel, signature=signature, constexprs=constants)
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": False, "num_warps": 4})
+    assert ".visible .entry _step_kernel" in built.asm["ptx"]
+"""
+
+
+@pytest.mark.skipif("nvidia" not in backends, reason="this build of Triton has no compiler for NVIDIA GPUs")
+def test_the_kernel_compiles_for_a_gpu(tmp_path):
+    """Without a GPU at hand: the interpreter accepts programs that the compiler does not."""
+    root = Path(__file__).resolve().parents[2]
+    settings = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": str(root)}
+    settings["TRITON_CACHE_DIR"] = str(tmp_path)
+    done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=settings, check=False)
+    assert done.returncode == 0, done.stderr
