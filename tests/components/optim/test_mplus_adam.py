@@ -14,8 +14,10 @@ from torch import nn
 
 from components.lowprec.formats import FORMATS, round_to
 from components.lowprec.quantize import quantize
+from components.optim.low_precision import WEIGHTS
 from components.optim.mplus_adam import MULT_FORMS, AdamLP, MadamLP, MPlusAdam
 from kernels.mplus_adam_step import StepOptions, fused_formats, mplus_adam_step_reference
+from kernels.philox import mix
 
 FORMAT_SCALES = [
     ("fp32", "none"),
@@ -130,9 +132,6 @@ def test_steps_equal_the_definition_and_the_kernel(fmt, scale, rounding):
         p.grad = q.grad = gradient(t, p.shape)
         ours.step()
         fused.step()
-        from components.optim.low_precision import WEIGHTS
-        from kernels.philox import mix
-
         mplus_adam_step_reference(
             state["codes"], state.get("scale"), p.grad, *(state[name] for name in MPlusAdam.moments), shown,
             fmt=fmt, scaling=scale, rounding=rounding, key=mix(4, t, 0, WEIGHTS),
