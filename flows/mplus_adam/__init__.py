@@ -89,6 +89,12 @@ paper = Paper(
             unit="share of steps",
             quantity=("M+Adam", "descent/e4m3/not rising"),
             rule=every_value_within(1.0, 1.0),
+            explanation=(
+                "The multiplicative step has to be a grid cell or more to survive rounding, and it does not shrink with the gradient. "
+                "A coordinate that is nearer to its minimiser than half a step goes past it, by more than rounding alone would: the "
+                "smoothness bound is broken by the step size, and the loss levels off above the floor. The step would have to decay, as it "
+                "does under a schedule."
+            ),
         ),
         better("C4 BF16", "With BF16 weights alone, M+Adam ends at a lower loss than Adam-LP.", "bf16 rne"),
         better("C4 FP8", "The same with E4M3 weights, rounded to nearest and stochastically.", "e4m3 rne", "e4m3 sr"),
