@@ -119,6 +119,9 @@ FORMATS: dict[str, FloatFormat] = {
 }
 
 
+_TORCH_FLOAT8 = {FORMATS["e4m3"]: torch.float8_e4m3fn, FORMATS["e5m2"]: torch.float8_e5m2}
+
+
 def format_of(fmt: str | FloatFormat) -> FloatFormat:
     """The format of that name. ValueError for an unknown name, TypeError for what is neither a name nor a format."""
     if isinstance(fmt, FloatFormat):
@@ -264,6 +267,11 @@ def decoding_table(fmt: FloatFormat) -> Tensor:
     return torch.where(sign == 1, -value, value).float()
 
 
+def look_up(table: Tensor, codes: Tensor) -> Tensor:
+    """`table[codes]` for small codes; several times faster than indexing."""
+    return table.index_select(0, codes.flatten().int()).reshape(codes.shape)
+
+
 def decode(codes: Tensor, fmt: str | FloatFormat) -> Tensor:
     """Values of codes.
 
@@ -281,7 +289,7 @@ def decode(codes: Tensor, fmt: str | FloatFormat) -> Tensor:
         return codes.float()
     if fmt.bits < 8 and codes.numel() and int(codes.max()) >= 1 << fmt.bits:
         raise ValueError(f"codes of {fmt.name} have {fmt.bits} bits, got {int(codes.max())}")
-    return decoding_table(fmt).to(codes.device)[codes.int()]
+    return look_up(decoding_table(fmt).to(codes.device), codes)
 
 
 def encode(x: Tensor, fmt: str | FloatFormat) -> Tensor:
@@ -308,6 +316,8 @@ def encode_unchecked(x: Tensor, fmt: FloatFormat) -> Tensor:
     wanted = storage_dtype(fmt)
     if wanted != torch.uint8:
         return x.to(wanted)
+    if fmt in _TORCH_FLOAT8:
+        return x.to(_TORCH_FLOAT8[fmt]).view(torch.uint8)  # exact for values on the grid, and one pass
     magnitude = x.abs().contiguous()
     bits = magnitude.view(torch.int32)
     normal = (bits >> (23 - fmt.man_bits)) - ((127 - fmt.bias) << fmt.man_bits)

@@ -35,6 +35,7 @@ from components.lowprec.formats import (
     encode_unchecked,
     format_of,
     half_ulp,
+    look_up,
     round_to,
 )
 
@@ -67,7 +68,7 @@ class QTensor:
         """The values, float32 of the original shape."""
         codes = unpack_fp4(self.codes, self.shape[-1] if self.shape else 1) if self.fmt.bits <= 4 else self.codes
         if codes.dtype == torch.uint8:
-            values = decoding_table(self.fmt).to(codes.device)[codes.int()]
+            values = look_up(decoding_table(self.fmt).to(codes.device), codes)
         else:
             values = decode(codes, self.fmt)
         if self.scaling != "none":
