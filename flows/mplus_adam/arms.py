@@ -19,6 +19,12 @@ def readable(name: str) -> str:
     return FORMAT_NAMES[fmt] + (f", {ROUNDING_NAMES[rounding]}" if rounding else "")
 
 
+def short(name: str) -> str:
+    """A tag in few words, for tables."""
+    fmt, _, rounding = name.partition(" ")
+    return FORMAT_NAMES[fmt].split(" (")[0] + {"": "", "rne": " nearest", "sr": " stochastic"}[rounding]
+
+
 def runs_method(method: str, fmt: str, rounding: str) -> bool:
     """A compensation buffer is for what rounding to nearest loses; FP32 loses nothing worth keeping."""
     return method != "adam_kahan" or (fmt != "fp32" and rounding == "rne")

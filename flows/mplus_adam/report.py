@@ -13,7 +13,7 @@ from pydantic import Field
 from components.lowprec.formats import FORMATS
 from components.stats import Metrics
 from flows.mplus_adam import EXTRA, GAIN, paper
-from flows.mplus_adam.arms import FORMAT_NAMES, NAMES, readable
+from flows.mplus_adam.arms import FORMAT_NAMES, NAMES, readable, short
 from flows.mplus_adam.evaluate import table
 from flows.mplus_adam.store import read_json
 from tasks.params import StageParams
@@ -252,7 +252,7 @@ def losses(metrics: Metrics, names: list[str]) -> list[list[object]]:
             shown = "FP32 AdamW" if name == "fp32" and method == "adam" else label
             rows.append(
                 [
-                    readable(name),
+                    short(name),
                     shown,
                     interval(value["nll"]),
                     f"{value['perplexity']['mean']:.2f}",
@@ -312,7 +312,7 @@ def report(p: Params, metrics: Metrics, train: Path, evaluate: Path, data: Path,
         )
         r.text(comparison(metrics, names))
         caption = (
-            f"Loss on the reported text after {settings['lm']['steps']} steps, mean and 95% interval over n = {settings['lm']['seeds']} seeds; bytes per weight kept "
+            f"Loss (nats per character) on the reported text after {settings['lm']['steps']} steps, mean and 95% interval over n = {settings['lm']['seeds']} seeds; bytes per weight kept "
             f"between steps (codes, scales, moments); frozen: share of updates without effect; factor on the given step ({settings['lm']['lr']:g}, or Madam's lr_mult)."
         )
         columns = (

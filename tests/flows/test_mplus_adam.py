@@ -20,7 +20,7 @@ from components.language.tiny_llama import LLAMA_SHAPES, TinyLlama
 from components.lowprec.formats import FORMATS
 from components.lowprec.quantize import QTensor
 from flows.mplus_adam import paper
-from flows.mplus_adam.arms import NAMES, readable, runs_method, tag
+from flows.mplus_adam.arms import NAMES, readable, runs_method, short, tag
 from flows.mplus_adam.store import read_problem, read_text
 from tasks import settings, track
 
@@ -149,6 +149,7 @@ def test_sweep_searches_parameters_that_exist_and_never_the_reported_text():
 
 def test_names():
     assert tag("fp32", "sr") == "fp32" and readable("e2m1 sr") == "FP4 (E2M1), stochastic" and readable("fp32") == "FP32"
+    assert short("e4m3 rne") == "FP8 nearest" and short("fp32") == "FP32"
     assert not runs_method("adam_kahan", "fp32", "rne") and not runs_method("adam_kahan", "e4m3", "sr")
     assert runs_method("adam_kahan", "e4m3", "rne") and all(
         runs_method(m, "fp32", "rne") for m in ("adam", "madam", "mplus_adam")
