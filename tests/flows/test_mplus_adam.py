@@ -231,7 +231,7 @@ def test_schedule_moves_both_steps(flow):
     history = pd.read_parquet(folder / "train/history.parquet")
     rows = history[(history["kind"] == "lm") & (history["tag"] == "e4m3 rne") & (history["method"] == "mplus_adam")]
     ratio = rows["lr_mult"] / rows["lr"]
-    assert np.allclose(ratio, ratio.iloc[0]) and rows["lr"].nunique() > 1
+    assert np.allclose(ratio, ratio.iloc[0]) and len(set(rows["lr"])) > 1
     q = params("train", "cpu").lm
     factor = [stage("train").step_factor(q, step) for step in range(q.steps)]
     assert factor[0] == 1 / q.warmup and max(factor) == 1 and factor[-1] == pytest.approx(q.final_lr_frac)
