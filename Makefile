@@ -35,6 +35,7 @@ benchmarks: setup
 	$(BIN)/python -m benchmarks.bes_speed
 	$(BIN)/python -m benchmarks.nano_assembly
 	$(BIN)/python -m benchmarks.scheduling
+	$(BIN)/python -m benchmarks.optimisers
 	$(BIN)/python -m benchmarks.orchestration
 
 clean:

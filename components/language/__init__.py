@@ -1,0 +1,1 @@
+"""Small causal language models and the text they are trained on."""
