@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks import settings
-from tasks.environment import make_deterministic, seed_everything
+from tasks.environment import WORKERS_VARIABLE, make_deterministic, seed_everything
 from tasks.errors import Busy, UserError
 from tasks.files import PART, replace_folder, write_json
 from tasks.paper import STAGES, Paper, check_stage, get
@@ -39,6 +39,9 @@ def run_stage(project: Project, slug: str, stage: str) -> None:
     block = settings.block_of(everything, slug, stage)
     where = f"params.yaml, {slug}.{stage}"
     make_deterministic(_threads(block, where))
+    if profile == "smoke":
+        # Starting workers takes longer than the work; results do not depend on their number.
+        os.environ.setdefault(WORKERS_VARIABLE, "1")
     function, model = load(slug, stage)
     p = settings.validate(model, block, where)
     inputs = gather_inputs(project, paper, stage, function)
