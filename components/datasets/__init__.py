@@ -1,0 +1,1 @@
+"""Real data sets with what must be known to use them."""
