@@ -353,7 +353,7 @@ class GradientStabilizer(GradientTransform):
             top, bottom = top / (1 - self.gamma1 ** t.double()), bottom / (1 - self.gamma2 ** t.double())
         rho = torch.where(active, top / (bottom.sqrt() + self.eps), 0.0)
         factor = torch.where(active, rho / r, finite.double())
-        values = (m, v, t, skipped + ~finite)
+        values = (m, v, t, skipped + finite.logical_not())
         for name, value in zip(("_m", "_v", "_t", "_skipped"), values, strict=True):
             setattr(self, name, value if index is None else getattr(self, name).index_copy(0, index, value))
         return factor, rho, finite
