@@ -20,6 +20,7 @@ from components.optim.gradient_transforms import (
     dense_gradients,
     empty_report,
     gradient_norms,
+    multiply,
     number_within,
     report_of,
 )
@@ -27,12 +28,6 @@ from components.optim.gradient_transforms import (
 
 def _positive(name: str, value: float) -> float:
     return number_within(name, value, 0, math.inf, closed_low=False)
-
-
-def _multiply(tensors: list[Tensor], factor: Tensor) -> None:
-    """All tensors times one factor (a float64 scalar tensor), each in its own dtype."""
-    for g in tensors:
-        g.mul_(factor.to(device=g.device, dtype=g.dtype if g.element_size() >= 4 else torch.float32))
 
 
 class Identity(GradientTransform):
@@ -61,7 +56,8 @@ class NormClip(GradientTransform):
             return empty_report()
         norms = gradient_norms(found.tensors, found.tensors[0].device)
         factor = (self.max_norm / (norms.square().sum().sqrt() + 1e-6)).clamp(max=1.0)
-        _multiply(found.tensors, factor)
+        for g in found.tensors:
+            multiply(g, factor)
         return report_of(found.positions, norms, norms * factor)
 
 
@@ -169,7 +165,8 @@ class ZClip(GradientTransform):
         later = (mean_next, self.alpha * variance + (1 - self.alpha) * (wanted - mean_next).square())
         mean, variance = (torch.where(warm, b, a) for a, b in zip(first, later, strict=True))
         self._state = torch.where(finite, torch.stack([count, total, squares, mean, variance]), self._state.to(device))
-        _multiply(found.tensors, factor)
+        for g in found.tensors:
+            multiply(g, factor)
         return report_of(found.positions, norms, norms * factor)
 
 

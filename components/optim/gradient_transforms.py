@@ -106,12 +106,21 @@ def gradient_norms(tensors: list[Tensor], device: torch.device) -> Tensor:
     return torch.stack([norm.to(device=device, dtype=torch.float64) for norm in norms])
 
 
+def multiply(g: Tensor, factor: Tensor) -> None:
+    """g times a scalar tensor, in place; the factor is not rounded to half precision, where 1e-6 has hardly a digit left."""
+    factor = factor.to(device=g.device, dtype=torch.promote_types(g.dtype, torch.float32))
+    if factor.dtype == g.dtype:
+        g.mul_(factor)
+    else:
+        g.copy_(g.to(factor.dtype).mul_(factor))
+
+
 @torch.no_grad()
 def scale_gradients(tensors: list[Tensor], factor: Tensor, finite: Tensor) -> None:
     """Multiply each tensor by its factor (n,) float64, in place; where `finite` (n,) is false the tensor becomes zero.
 
     On the CPU the factors are read by the host, which costs nothing there; elsewhere they stay on the device."""
-    if factor.device.type == "cpu" and all(g.device.type == "cpu" for g in tensors):
+    if factor.device.type == "cpu" and all(g.device.type == "cpu" and g.element_size() >= 4 for g in tensors):
         values = factor.tolist()
         if values.count(1.0) < len(values):
             torch._foreach_mul_(tensors, values)
@@ -121,7 +130,7 @@ def scale_gradients(tensors: list[Tensor], factor: Tensor, finite: Tensor) -> No
         return
     bad = ~finite
     for g, f, wrong in zip(tensors, factor.unbind(), bad.unbind(), strict=True):
-        g.mul_(f.to(device=g.device, dtype=torch.promote_types(g.dtype, torch.float32)))
+        multiply(g, f)
         g.masked_fill_(wrong.to(g.device), 0.0)  # 0 x NaN is NaN
 
 
