@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+from triton.backends import backends
 
 from kernels.gradient_stabilizer import CHUNK, stabilize, stabilize_reference
 
@@ -132,3 +137,36 @@ def test_bad_input(function):
 def test_other_blocks_are_refused():
     with pytest.raises(ValueError, match="block must be 1024, 2048 or 4096 and warps 4 or 8, got 1000 and 4"):
         stabilize([torch.ones(2, device=DEVICE)], *fresh(1), block=1000)
+
+
+COMPILE = """
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from kernels import gradient_stabilizer as module
+
+def build(kernel, constants, kinds):
+    signature = {name: "constexpr" if name in constants else kinds.get(name, "*i64") for name in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    assert f".visible .entry {kernel.__name__}" in built.asm["ptx"]
+
+numbers = ("partial", "m_ptr", "v_ptr", "norm_ptr", "rho_ptr", "factor_ptr", "hyper", "limits")
+kinds = dict.fromkeys(numbers, "*fp64")
+for element in (tl.float32, tl.bfloat16, tl.float64):
+    constants = {"ELEMENT": element, "SIZE": module.CHUNK, "BLOCK": 2048}
+    build(module._squares_kernel, constants, kinds)
+    build(module._scale_kernel, constants, kinds)
+build(module._scalars_kernel, {"CORRECT": True, "BLOCK": 128}, kinds)
+"""
+
+
+@pytest.mark.skipif("nvidia" not in backends, reason="this build of Triton has no compiler for NVIDIA GPUs")
+def test_the_kernels_compile_for_a_gpu(tmp_path):
+    """Without a GPU at hand: the interpreter accepts programs that the compiler does not."""
+    root = Path(__file__).resolve().parents[2]
+    settings = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": str(root)}
+    settings["TRITON_CACHE_DIR"] = str(tmp_path)
+    done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=settings, check=False)
+    assert done.returncode == 0, done.stderr
