@@ -483,10 +483,11 @@ def _within(name: str, values: list[float], low: float, high: float) -> Outcome:
     shown = number(worst, signed=True)
     if (low <= float(shown.replace(",", "")) <= high) != holds:
         shown = f"{'+' if worst > 0 else ''}{worst!r}"
-    which = name if len(values) == 1 else f"the {name} that lies {'nearest to a bound' if holds else 'furthest out'},"
-    return Outcome(
-        holds, f"{which} {shown}{',' if len(values) > 1 else ''} is {'' if holds else 'not '}{_range_text(low, high)}"
-    )
+    if len(set(values)) == 1:
+        which = f"{'every ' if len(values) > 1 else ''}{name} {shown}"
+    else:
+        which = f"the {name} that lies {'nearest to a bound' if holds else 'furthest out'}, {shown},"
+    return Outcome(holds, f"{which} is {'' if holds else 'not '}{_range_text(low, high)}")
 
 
 def _range(low: float, high: float, where: str) -> tuple[float, float]:

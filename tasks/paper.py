@@ -65,7 +65,9 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Paper:
-    """One paper: what it is, which claims it makes, and what a sweep of it searches."""
+    """One paper: what it is, which claims it makes, and what a sweep of it searches.
+
+    `authors` and `arxiv` are empty where the sources do not name them."""
 
     slug: str
     title: str

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks import report_templates
-from tasks.claims import FAILS, HOLDS, VERDICTS, Metrics, Verdict, measured_text, measured_value, number, verdicts
+from tasks.claims import FAILS, HOLDS, VERDICTS, Metrics, Summary, Verdict, measured_text, measured_value, number, verdicts
 
 if TYPE_CHECKING:
     import jinja2
@@ -306,6 +306,14 @@ class Report:
             "[index.html](index.html) is this report as one page. The same inputs give the same bytes.",
         ]
         return "\n\n".join(parts)
+
+
+def interval(cell: Summary | None, digits: int = 2, *, signed: bool = False) -> str:
+    """`+0.95 [0.30, 1.60]`, or the mean alone where there is no interval; a dash for nothing measured."""
+    if cell is None:
+        return "–"
+    mean = f"{cell['mean']:{'+' if signed else ''}.{digits}f}"
+    return mean if cell["ci95"] is None else f"{mean} [{cell['ci95'][0]:.{digits}f}, {cell['ci95'][1]:.{digits}f}]"
 
 
 def environment() -> jinja2.Environment:

@@ -105,7 +105,8 @@ REPORT = """{% extends "base" %}
 <header>
 <p class="eyebrow">{{ paper.field }} · ICML 2026{% if arxiv %} · <a href="https://arxiv.org/abs/{{ arxiv }}" rel="noreferrer">arXiv {{ arxiv }}</a>{% elif paper.arxiv %} · {{ paper.arxiv }}{% endif %}</p>
 <h1>{{ paper.title }}</h1>
-<p class="authors">{{ paper.authors }}</p>
+{% if paper.authors %}<p class="authors">{{ paper.authors }}</p>
+{% endif %}
 {{ counts(numbers) }}
 <p class="lead">{{ paper.summary }}</p>
 <nav aria-label="contents">{% for anchor, title in contents %}<a href="#{{ anchor }}">{{ title }}</a> {% endfor %}</nav>

@@ -66,7 +66,8 @@ def show_paper(project: Project, slug: str) -> None:
 
     paper = get(slug)
     console = Console()
-    console.print(f"[bold]{escape(paper.title)}[/]\n{escape(paper.authors)}, arXiv {paper.arxiv}, {escape(paper.field)}\n")
+    source = (paper.authors, paper.arxiv and f"arXiv {paper.arxiv}", paper.field)
+    console.print(f"[bold]{escape(paper.title)}[/]\n{escape(', '.join(filter(None, source)))}\n")
     console.print(escape(paper.summary) + "\n")
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("claim", "", "the paper", "ours (95% interval)", "verdict"):

@@ -18,8 +18,11 @@ def to_position(sites: ArrayLike, a0: float = A0) -> np.ndarray:
     sites = np.asarray(sites)
     if sites.ndim == 0 or sites.shape[-1] != 2:
         raise ValueError(f"axial coordinates must have shape (..., 2), got {sites.shape}")
-    q, r = sites[..., 0], sites[..., 1]
-    return np.stack([a0 * (q + r / 2), a0 * (np.sqrt(3) / 2) * r], axis=-1)
+    r = sites[..., 1]
+    positions = np.empty(sites.shape)
+    positions[..., 0] = a0 * (sites[..., 0] + r / 2)
+    positions[..., 1] = a0 * (np.sqrt(3) / 2) * r
+    return positions
 
 
 def snap(positions: ArrayLike, a0: float = A0) -> np.ndarray:

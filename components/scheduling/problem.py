@@ -97,7 +97,8 @@ class Schedule:
         cost: the sum of the chosen options' costs.
         optimal: whether what was minimised (cost or layers) is proven to be minimal; False where nothing was minimised.
 
-    With a subset of jobs, jobs that are not scheduled are absent from `order` and have layer and choice -1.
+    If only a subset of jobs was asked for, the others are in the order all the same: their tokens move then, whatever blocks
+    them, and their choice is -1.
     """
 
     order: np.ndarray

@@ -16,7 +16,7 @@ from flows.bes import paper
 from flows.bes.arms import ABLATIONS, LINK_ARMS, METHODS
 from flows.bes.store import read_graph, read_parameters, read_parts
 from tasks.params import StageParams
-from tasks.report import COLOURS, Report, style
+from tasks.report import COLOURS, Report, interval, style
 
 NAMES = {"cora": "Cora", "csbm": "planted graphs", "citeseer": "CiteSeer", "pubmed": "PubMed", "wikics": "WikiCS"}
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
@@ -25,14 +25,6 @@ LINES = {"GCN": ("orange", "s", "--"), "frozen": ("blue", "^", "-."), "BES": ("v
 
 class Params(StageParams):
     shown_split: int = Field(0, ge=0, description="split whose embeddings are drawn")
-
-
-def interval(cell: dict | None, signed: bool = False) -> str:
-    """`+0.95 [0.30, 1.60]`, or the mean alone where there is no interval; a dash for nothing measured."""
-    if cell is None:
-        return "–"
-    mean = f"{cell['mean']:+.2f}" if signed else f"{cell['mean']:.2f}"
-    return mean if cell["ci95"] is None else f"{mean} [{cell['ci95'][0]:.2f}, {cell['ci95'][1]:.2f}]"
 
 
 def embedding_figure(p: Params, data: Path, train: Path, dataset: str) -> Figure:
@@ -180,16 +172,18 @@ def findings(metrics: Metrics, dataset: str) -> str:
     lines = [
         f"**{NAMES[dataset]}**, n = {total['n']} splits, percentage points of test accuracy, mean and 95% interval:",
         "",
-        f"- BES against the tuned GCN: {interval(total, True)}.",
-        f"- BES against a GCN of 16 hidden units, without a choice of width: {interval(cell('BES - GCN, 16 hidden'), True)}.",
-        f"- In the difference to the tuned GCN, the two-view encoder and the decoder, without any shaping (frozen - GCN): {interval(pipeline, True)}.",
-        f"- In both, shaping (BES - frozen): {interval(shaping, True)}.",
-        f"- Against pulling all training nodes: {interval(cell('BES - all'), True)}; as many random ones: {interval(cell('BES - random'), True)}.",
+        f"- BES against the tuned GCN: {interval(total, signed=True)}.",
+        f"- BES against a GCN of 16 hidden units, without a choice of width: {interval(cell('BES - GCN, 16 hidden'), signed=True)}.",
+        f"- In the difference to the tuned GCN, the two-view encoder and the decoder, without any shaping (frozen - GCN): {interval(pipeline, signed=True)}.",
+        f"- In both, shaping (BES - frozen): {interval(shaping, signed=True)}.",
+        f"- Against pulling all training nodes: {interval(cell('BES - all'), signed=True)}; as many random ones: {interval(cell('BES - random'), signed=True)}.",
     ]
     if boundary is not None:
-        lines.append(f"- At the boundary alone (BES - frozen): {interval(boundary, True)}.")
+        lines.append(f"- At the boundary alone (BES - frozen): {interval(boundary, signed=True)}.")
     if centroid is not None:
-        lines.append(f"- Judged without the decoder, by the nearest class centroid (BES - frozen): {interval(centroid, True)}.")
+        lines.append(
+            f"- Judged without the decoder, by the nearest class centroid (BES - frozen): {interval(centroid, signed=True)}."
+        )
     return "\n".join(lines)
 
 
@@ -223,7 +217,9 @@ def negatives(metrics: Metrics, datasets: list[str]) -> str:
     lines = []
     for method, text in texts.items():
         found = [(dataset, metrics.get(f"{method} - frozen", {}).get(f"{dataset}/accuracy")) for dataset in datasets]
-        parts = [f"{NAMES[dataset]} {interval(cell, True)} (n = {cell['n']})" for dataset, cell in found if cell is not None]
+        parts = [
+            f"{NAMES[dataset]} {interval(cell, signed=True)} (n = {cell['n']})" for dataset, cell in found if cell is not None
+        ]
         if parts:
             lines.append(f"- {method}: {text}. Against frozen: {', '.join(parts)}.")
     return "\n".join(lines)

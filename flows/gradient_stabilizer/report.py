@@ -16,7 +16,7 @@ from flows.gradient_stabilizer import paper
 from flows.gradient_stabilizer.arms import CLIPS, METHODS, OURS
 from tasks.claims import number
 from tasks.params import StageParams
-from tasks.report import COLOURS, Report, style
+from tasks.report import COLOURS, Report, interval, style
 
 LINES = {
     "none": ("black", "x", ":"),
@@ -31,15 +31,6 @@ LINES = {
 
 class Params(StageParams):
     before: int = Field(40, ge=1, description="steps that are drawn before the single spike")
-
-
-def interval(cell: dict | None, signed: bool = False, digits: int = 3) -> str:
-    """`+0.951 [0.300, 1.602]`, or the mean alone where there is no interval; a dash for nothing measured."""
-    if cell is None:
-        return "–"
-    sign = "+" if signed else ""
-    mean = f"{cell['mean']:{sign}.{digits}f}"
-    return mean if cell["ci95"] is None else f"{mean} [{cell['ci95'][0]:.{digits}f}, {cell['ci95'][1]:.{digits}f}]"
 
 
 def at_values(metrics: Metrics, method: str, prefix: str) -> tuple[np.ndarray, list[dict]]:
@@ -170,8 +161,8 @@ def standing(metrics: Metrics, metric: str, label: str, unit: str, higher: bool 
     against = metrics[f"{OURS} - none"][metric], metrics[f"{OURS} - best clip"][metric]
     wins = (against[1]["mean"] > 0) == higher
     return (
-        f"- {label} ({unit}): best is {best} at {found[best]:.{digits}f}. GS - none {interval(against[0], True, digits)}; GS - {clip}, the best "
-        f"clip, {interval(against[1], True, digits)}{'' if wins or against[1]['mean'] == 0 else ': **the clip wins**'}."
+        f"- {label} ({unit}): best is {best} at {found[best]:.{digits}f}. GS - none {interval(against[0], digits, signed=True)}; GS - {clip}, the best "
+        f"clip, {interval(against[1], digits, signed=True)}{'' if wins or against[1]['mean'] == 0 else ': **the clip wins**'}."
     )
 
 
@@ -206,7 +197,7 @@ def report(p: Params, metrics: Metrics, train: Path, evaluate: Path, out: Path) 
         rows = []
         for method in METHODS:
             cells = [metrics.get(method, {}).get(metric) for metric, *_ in asked]
-            rows.append([method, *(interval(cell, digits=words[3]) for cell, (_, *words) in zip(cells, asked, strict=True))])
+            rows.append([method, *(interval(cell, words[3]) for cell, (_, *words) in zip(cells, asked, strict=True))])
         caption = "Tasks by methods, mean and 95% interval. Stable-SPAM runs on the language model and the quadratic alone."
         r.table(["method", *(f"{label} ({unit})" for _, label, unit, *_ in asked)], rows, caption=caption)
         rows = [[metric, *(tests[metric].get(method) for method in METHODS if method != OURS)] for metric in sorted(tests)]
@@ -256,7 +247,7 @@ def report(p: Params, metrics: Metrics, train: Path, evaluate: Path, out: Path) 
             alt="Lines of test accuracy against weight decay, one per method.",
         )
         drops = [
-            f"- {method}: {interval(metrics[method]['digits/drop'], digits=2)}"
+            f"- {method}: {interval(metrics[method]['digits/drop'])}"
             for method in METHODS
             if "digits/drop" in metrics.get(method, {})
         ]
@@ -276,7 +267,7 @@ def report(p: Params, metrics: Metrics, train: Path, evaluate: Path, out: Path) 
             alt="Heat map of the bound over gamma1 and gamma2 with the infeasible region hatched.",
         )
         grid = sorted((k, c) for k, c in ours.items() if k.startswith("sensitivity/loss@"))
-        rows = [[*name.split("@")[1].split(","), interval(cell)] for name, cell in grid]
+        rows = [[*name.split("@")[1].split(","), interval(cell, 3)] for name, cell in grid]
         if rows:
             caption = (
                 f"Validation loss by decay rates, learning rate {trained['sensitivity']['lr']:g}, n = {grid[0][1]['n']} seeds."

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib
 import json
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -20,19 +17,9 @@ from components.graphs.links import split_links
 from flows.bes import paper
 from flows.bes.arms import ABLATIONS, ARMS, BASELINES, LINK_ARMS, UNTUNED, VIEWS
 from flows.bes.store import StoredGraph, read_graph, read_parts, write_graph
-from tasks import settings
+from tests.flows.stages import hashes, module, params, run
 
-SECTION = Path(__file__).resolve().parents[2] / "params.yaml"
-
-
-def stage(name):
-    return importlib.import_module(f"flows.bes.{name}")
-
-
-def params(name, profile, **changes):
-    """The stage's parameters under a profile, from the project's own file."""
-    block = settings.resolve(settings.read(SECTION)["bes"][name] or {}, profile)
-    return settings.validate(stage(name).Params, settings.merge(block, changes), f"bes.{name}")
+SLUG = "bes"
 
 
 SMALL = {
@@ -47,37 +34,14 @@ SMALL = {
 }
 
 
-def run(folder: Path, *names: str) -> dict:
-    metrics = {}
-    for name in names:
-        out = folder / name
-        out.mkdir(parents=True)
-        torch.manual_seed(0)
-        p = params(name, "smoke", **SMALL.get(name, {}))
-        inputs = {"data": {"assets": {}}}.get(
-            name, {n: folder / n for n in ("data", "train")[: {"train": 1, "evaluate": 2}.get(name, 0)]}
-        )
-        returned = getattr(stage(name), name)(p, **inputs, out=out)
-        metrics = returned or metrics
-    return metrics
-
-
 @pytest.fixture(scope="module")
 def flow(tmp_path_factory):
     patch = pytest.MonkeyPatch()
     patch.setenv("PAPERFLOWS_WORKERS", "1")
     folder = tmp_path_factory.mktemp("bes")
-    metrics = run(folder, "data", "train", "evaluate")
+    metrics = run(SLUG, folder, ["data", "train", "evaluate"], SMALL)
     yield folder, metrics
     patch.undo()
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 # --- claims and parameters ------------------------------------------------------------------------------------------
@@ -111,31 +75,31 @@ def test_rules_are_those_fixed_before_the_run():
 @pytest.mark.parametrize("profile", ["smoke", "cpu", "paper"])
 def test_parameters_of_every_profile_are_valid(profile):
     for name in ("data", "train", "evaluate", "report"):
-        params(name, profile)
+        params(SLUG, name, profile)
     # Every claim's cell is measured: both data sets are in every profile, and links on Cora.
-    assert {"cora", "csbm"} <= set(params("data", profile).datasets)
-    assert "cora" in params("train", profile).link_prediction.datasets
+    assert {"cora", "csbm"} <= set(params(SLUG, "data", profile).datasets)
+    assert "cora" in params(SLUG, "train", profile).link_prediction.datasets
 
 
 def test_cpu_parameters_are_the_specified_ones():
-    p = params("train", "cpu")
+    p = params(SLUG, "train", "cpu")
     assert (p.shape.lr, p.shape.tau, p.shape.delta, p.shape.knn, p.shape.threshold) == (1e-4, 1.0, 5.0, 5, 0.5)
     assert (p.shape.scale, p.shape.max_shift, p.shape.tokens, p.norm_target) == ("update", 0.01, "single", 5.66)
-    assert (p.decoder.epochs, p.encoder.epochs, params("data", "cpu").splits) == (100, 120, 8)
+    assert (p.decoder.epochs, p.encoder.epochs, params(SLUG, "data", "cpu").splits) == (100, 120, 8)
 
 
 def test_wrong_parameters_are_errors():
     with pytest.raises(ValidationError, match="extra_forbidden"):
-        stage("train").Shape(learning_rate=0.1)
+        module(SLUG, "train").Shape(learning_rate=0.1)
     with pytest.raises(ValidationError, match="greater_than"):
-        stage("train").Shape(tau=0)
+        module(SLUG, "train").Shape(tau=0)
     with pytest.raises(ValidationError, match="literal_error"):
-        stage("data").Params(datasets=["reddit"])
+        module(SLUG, "data").Params(datasets=["reddit"])
 
 
 def test_sweep_searches_parameters_that_exist_and_never_test_data():
     assert paper.sweep.objective[1].endswith("validation_accuracy")
-    known = params("train", "cpu").model_dump()
+    known = params(SLUG, "train", "cpu").model_dump()
     for key in (*paper.sweep.space, *paper.sweep.overrides):
         node = known
         for part in key.split(".")[1:]:
@@ -200,26 +164,26 @@ def test_checkpoint_rebuilds_the_embeddings(flow):
 
 def test_stages_are_deterministic_to_the_byte(flow, tmp_path):
     folder, metrics = flow
-    again = run(tmp_path, "data", "train", "evaluate")
+    again = run(SLUG, tmp_path, ["data", "train", "evaluate"], SMALL)
     assert hashes(tmp_path) == hashes(folder) and again == metrics
 
 
 def test_no_label_of_a_test_node_reaches_training(flow, tmp_path):
     folder, _ = flow
-    run(tmp_path, "data")
+    run(SLUG, tmp_path, ["data"], SMALL)
     for (_, seed), part in read_parts(tmp_path / "data").items():
         stored = read_graph(tmp_path / "data", "csbm", seed)
         y = stored.y.copy()
         y[part == 2] = (y[part == 2] + 1) % 5
         write_graph(tmp_path / "data/csbm" / f"graph-{seed}.npz", stored._replace(y=y))
-    run(tmp_path, "train")
+    run(SLUG, tmp_path, ["train"], SMALL)
     assert hashes(tmp_path / "train") == hashes(folder / "train")
 
 
 def test_no_held_out_edge_takes_part_in_message_passing(flow, monkeypatch):
     folder, _ = flow
-    train = stage("train")
-    p = params("train", "smoke", **SMALL["train"])
+    train = module(SLUG, "train")
+    p = params(SLUG, "train", "smoke", **SMALL["train"])
     job = train.jobs_of(p, folder / "data")[-1]
     assert job.task == "links"
     seen = []
@@ -251,7 +215,7 @@ def test_no_held_out_edge_takes_part_in_message_passing(flow, monkeypatch):
 
 def test_unknown_methods_and_unprepared_data_are_named(flow):
     folder, _ = flow
-    jobs_of = stage("train").jobs_of
+    jobs_of = module(SLUG, "train").jobs_of
     base = {"link_prediction": {"splits": 0}}
     for changes, says in (
         ({"methods": ["GIN"]}, "train.methods names 'GIN'"),
@@ -259,14 +223,14 @@ def test_unknown_methods_and_unprepared_data_are_named(flow):
         ({"splits": 9}, "9 splits are wanted, but the stage data prepared 2"),
     ):
         with pytest.raises(ValueError, match=says):
-            jobs_of(params("train", "smoke", **base, **changes), folder / "data")
+            jobs_of(params(SLUG, "train", "smoke", **base, **changes), folder / "data")
 
 
 def test_changed_cora_is_refused(monkeypatch, tmp_path):
-    data = stage("data")
+    data = module(SLUG, "data")
     monkeypatch.setattr(data, "cora_from_wheel", lambda path: boundary_csbm(n=60))
     with pytest.raises(RuntimeError, match="Cora's class counts, edges and homophily are"):
-        data.data(params("data", "smoke", datasets=["cora"]), {"cora": tmp_path}, tmp_path)
+        data.data(params(SLUG, "data", "smoke", datasets=["cora"]), {"cora": tmp_path}, tmp_path)
 
 
 def test_report_is_whole(flow, tmp_path, monkeypatch):
@@ -274,10 +238,10 @@ def test_report_is_whole(flow, tmp_path, monkeypatch):
     import dataclasses
 
     folder, metrics = flow
-    report = stage("report")
+    report = module(SLUG, "report")
     claims = tuple(c for c in paper.claims if all(m.startswith("csbm") for _, m in c.cells))
     monkeypatch.setattr(report, "paper", dataclasses.replace(paper, claims=claims))
-    report.report(params("report", "smoke"), metrics, folder / "data", folder / "train", folder / "evaluate", tmp_path)
+    report.report(params(SLUG, "report", "smoke"), metrics, folder / "data", folder / "train", folder / "evaluate", tmp_path)
     text = (tmp_path / "README.md").read_text()
     assert "What the gain is made of" in text and "BES Adam 0.01" in text
     frozen = metrics["BES - frozen"]["csbm/accuracy"]["mean"]
@@ -292,10 +256,10 @@ def test_report_is_whole(flow, tmp_path, monkeypatch):
 
 def test_paper_profile_trains_every_data_sets_own_views_on_a_cut(monkeypatch, tmp_path):
     """The real loaders need the internet: graphs of their shapes, cut down, stand in; the configuration is the paper's."""
-    data, train = stage("data"), stage("train")
-    p = params("data", "paper", splits=1, csbm={"n": 120})
+    data, train = module(SLUG, "data"), module(SLUG, "train")
+    p = params(SLUG, "data", "paper", splits=1, csbm={"n": 120})
     assert p.datasets == ["cora", "citeseer", "pubmed", "wikics", "csbm"] and p.svd is None
-    assert params("data", "paper").splits == 10 and params("train", "paper").decoder.epochs == 200
+    assert params(SLUG, "data", "paper").splits == 10 and params(SLUG, "train", "paper").decoder.epochs == 200
     asked = []
 
     def cut(name, root):
@@ -311,7 +275,7 @@ def test_paper_profile_trains_every_data_sets_own_views_on_a_cut(monkeypatch, tm
     data.data(p, {}, tmp_path / "data")
     assert asked == ["Cora", "CiteSeer", "PubMed", "WikiCS"]
     small = {"decoder": {"epochs": 2}, "encoder": {"epochs": 2}, "link_prediction": {"splits": 0}, "methods": ["frozen", "BES"]}
-    train.train(params("train", "paper", **small), tmp_path / "data", tmp_path / "train")
+    train.train(params(SLUG, "train", "paper", **small), tmp_path / "data", tmp_path / "train")
     for dataset, kinds in VIEWS.items():
         stored = load_file(tmp_path / "train/checkpoints" / f"{dataset}-0.safetensors")
         nodes = 120 if dataset == "csbm" else 90

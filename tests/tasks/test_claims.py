@@ -202,6 +202,7 @@ def test_the_value_furthest_out_is_named():
         "the value that lies furthest out, +2.50, is not within [1, 2]"
     )
     assert judged(mean_within(-math.inf, 1), cell(0.5))["reason"] == "mean +0.50 is at most 1"
+    assert judged(every_value_within(0, 0), cell(0, 0))["reason"] == "every value 0 is within [0, 0]"
 
 
 def test_a_failing_cell_is_not_hidden_by_an_open_one():

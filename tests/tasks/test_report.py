@@ -330,3 +330,13 @@ def test_verdicts_and_text_are_readable_in_both_modes(mode):
     pairs = [("ink", "page"), ("ink", "card"), ("soft", "page"), ("soft", "card"), ("link", "page")]
     for text, ground in [*pairs, ("holds", "holds-fill"), ("fails", "fails-fill"), ("open", "open-fill")]:
         assert _contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+
+
+def test_an_interval_for_a_reader():
+    from tasks.report import interval
+
+    cell = {"mean": 0.9512, "ci95": [0.3, 1.6024], "n": 5, "values": [0.9512] * 5}
+    assert interval(cell) == "0.95 [0.30, 1.60]"
+    assert interval(cell, 3, signed=True) == "+0.951 [0.300, 1.602]"
+    assert interval(cell | {"ci95": None}, 1) == "1.0"
+    assert interval(None) == "–"

@@ -1,0 +1,1 @@
+"""Reinforcement learning: value-based agents for discrete actions, and how they are trained."""
