@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib
 import json
 import math
 import sys
 import types
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -25,18 +22,18 @@ from flows.gradient_stabilizer import OTHERS, paper
 from flows.gradient_stabilizer.arms import ABLATIONS, CLIPS, METHODS
 from tasks import settings
 from tasks.errors import UserError
+from tests.flows import stages
+from tests.flows.stages import hashes, module
 
-SECTION = Path(__file__).resolve().parents[2] / "params.yaml"
+SLUG = "gradient_stabilizer"
 
 
 def stage(name):
-    return importlib.import_module(f"flows.gradient_stabilizer.{name}")
+    return module(SLUG, name)
 
 
 def params(name, profile, **changes):
-    """The stage's parameters under a profile, from the project's own file."""
-    block = settings.resolve(settings.read(SECTION)["gradient_stabilizer"][name] or {}, profile)
-    return settings.validate(stage(name).Params, settings.merge(block, changes), f"gradient_stabilizer.{name}")
+    return stages.params(SLUG, name, profile, **changes)
 
 
 SMALL = {
@@ -82,34 +79,14 @@ def sources():
     patch.undo()
 
 
-def run(folder, *names):
-    metrics = {}
-    for name in names:
-        out = folder / name
-        out.mkdir(parents=True)
-        torch.manual_seed(0)
-        p = params(name, "smoke", **SMALL.get(name, {}))
-        if name == "data":
-            stage("data").data(p, {"shakespeare": folder, "weather": folder}, out)
-        elif name == "train":
-            stage("train").train(p, folder / "data", out)
-        else:
-            metrics = stage("evaluate").evaluate(p, folder / "data", folder / "train", out)
-    return metrics
+def run(folder):
+    return stages.run(SLUG, folder, changes=SMALL, assets={"shakespeare": folder, "weather": folder})
 
 
 @pytest.fixture(scope="module")
 def flow(tmp_path_factory, sources):
     folder = tmp_path_factory.mktemp("gradient_stabilizer")
-    return folder, run(folder, "data", "train", "evaluate")
-
-
-def hashes(folder):
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    return folder, run(folder)
 
 
 # --- claims and parameters ------------------------------------------------------------------------------------------
@@ -291,7 +268,7 @@ def test_differences_and_best_clip_by_hand(flow):
 
 def test_stages_are_deterministic_to_the_byte(flow, tmp_path, sources):
     folder, metrics = flow
-    again = run(tmp_path, "data", "train", "evaluate")
+    again = run(tmp_path)
     assert hashes(tmp_path) == hashes(folder) and again == metrics
 
 
@@ -390,8 +367,8 @@ def test_paper_profile_reads_c4_and_trains_its_llama_in_half_precision_on_a_cut(
             AutoTokenizer=types.SimpleNamespace(from_pretrained=lambda name: asked.setdefault("name", name) and Tokenizer())
         ),
     }
-    for name, module in fakes.items():
-        monkeypatch.setitem(sys.modules, name, module)
+    for name, fake in fakes.items():
+        monkeypatch.setitem(sys.fakes, name, fake)
     whole = params("data", "paper")
     assert (whole.text.source, whole.text.limit) == ("c4", 2_200_000_000)
     p = params("data", "paper", text={"limit": 4000, "train_share": 0.9}, weather={"rows": 400})
