@@ -33,6 +33,14 @@ class Params(StageParams):
     before: int = Field(40, ge=1, description="steps that are drawn before the single spike")
 
 
+def plus_minus(cell: dict | None, digits: int) -> str:
+    """`2.561 ± 0.020`, the mean alone where there is no interval, a dash for nothing measured."""
+    if cell is None:
+        return "–"
+    half = "" if cell["ci95"] is None else f" ± {(cell['ci95'][1] - cell['ci95'][0]) / 2:.{digits}f}"
+    return f"{cell['mean']:.{digits}f}{half}"
+
+
 def at_values(metrics: Metrics, method: str, prefix: str) -> tuple[np.ndarray, list[dict]]:
     """Numbers behind the @ of a method's metrics, sorted, and their cells."""
     found = {}
@@ -141,12 +149,12 @@ def price(runs: pd.DataFrame, history: pd.DataFrame, spike: int) -> str:
     rho = history[history["run"] == chosen["run"].iloc[0]].set_index("step")["max_rho"]
     parts = [f"{rho.loc[spike - 10 : spike - 1].mean():.2f} before (mean of ten steps)", f"{rho.loc[spike]:.2f} on the spike"]
     parts += [
-        f"{rho.loc[spike + k]:.3g} {k} step{'s' if k > 1 else ''} later" for k in (1, 10, 500, 1000) if spike + k in rho.index
+        f"{rho.loc[spike + k]:.3g} after {k} step{'s' if k > 1 else ''}" for k in (1, 10, 500, 1000) if spike + k in rho.index
     ]
     return (
         f"The stabilised norm under SGD: {', '.join(parts)}. So the step after a spike is enlarged too, and then all steps are "
-        "shortened for about 1 / (1 - gamma2) steps, until the second moment has forgotten the spike. Adam behind it divides most of "
-        "that out again. This is the price of the method; a clip that forgets at once does not pay it."
+        "shortened for about 1 / (1 - gamma2) steps, until the second moment has forgotten the spike. Adam behind it makes "
+        "up for a part of that. This is the price of the method; a clip that forgets at once does not pay it."
     )
 
 
@@ -159,10 +167,13 @@ def standing(metrics: Metrics, metric: str, label: str, unit: str, higher: bool 
     clips = {method: value for method, value in found.items() if method in CLIPS}
     clip = (max if higher else min)(clips, key=clips.get)
     against = metrics[f"{OURS} - none"][metric], metrics[f"{OURS} - best clip"][metric]
-    wins = (against[1]["mean"] > 0) == higher
+    cell = against[1]
+    behind = cell["mean"] != 0 and (cell["mean"] > 0) != higher
+    by_chance = cell["ci95"] is None or cell["ci95"][0] <= 0 <= cell["ci95"][1]
+    verdict = f": **the clip {'is ahead, within chance' if by_chance else 'wins'}**" if behind else ""
     return (
         f"- {label} ({unit}): best is {best} at {found[best]:.{digits}f}. GS - none {interval(against[0], digits, signed=True)}; GS - {clip}, the best "
-        f"clip, {interval(against[1], digits, signed=True)}{'' if wins or against[1]['mean'] == 0 else ': **the clip wins**'}."
+        f"clip, {interval(against[1], digits, signed=True)}{verdict}."
     )
 
 
@@ -194,12 +205,12 @@ def report(p: Params, metrics: Metrics, train: Path, evaluate: Path, out: Path) 
                 line for metric, *words in asked if (line := standing(metrics, metric, words[0], words[1], words[2], words[3]))
             )
         )
-        rows = []
-        for method in METHODS:
-            cells = [metrics.get(method, {}).get(metric) for metric, *_ in asked]
-            rows.append([method, *(interval(cell, words[3]) for cell, (_, *words) in zip(cells, asked, strict=True))])
-        caption = "Tasks by methods, mean and 95% interval. Stable-SPAM runs on the language model and the quadratic alone."
-        r.table(["method", *(f"{label} ({unit})" for _, label, unit, *_ in asked)], rows, caption=caption)
+        rows = [
+            [f"{label} ({unit})", *(plus_minus(metrics.get(method, {}).get(metric), digits) for method in METHODS)]
+            for metric, label, unit, _, digits in asked
+        ]
+        caption = "Tasks by methods, mean and half the width of the 95% interval. Stable-SPAM runs on the language model and the quadratic alone."
+        r.table(["task", *METHODS], rows, caption=caption)
         rows = [[metric, *(tests[metric].get(method) for method in METHODS if method != OURS)] for metric in sorted(tests)]
         if rows:
             caption = (

@@ -276,7 +276,7 @@ def test_report_is_whole(flow, tmp_path):
     folder, metrics = flow
     stage("report").report(params("report", "smoke"), metrics, folder / "train", folder / "evaluate", tmp_path)
     text = (tmp_path / "README.md").read_text()
-    assert "The stabilised norm under SGD" in text and "the clip wins" in text
+    assert "The stabilised norm under SGD" in text and "the best clip" in text
     assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"spike", "rates", "decay", "bound"}
     assert [entry["id"] for entry in json.loads((tmp_path / "claims.json").read_text())] == [claim.id for claim in paper.claims]
 
