@@ -368,7 +368,7 @@ def test_paper_profile_reads_c4_and_trains_its_llama_in_half_precision_on_a_cut(
         ),
     }
     for name, fake in fakes.items():
-        monkeypatch.setitem(sys.fakes, name, fake)
+        monkeypatch.setitem(sys.modules, name, fake)
     whole = params("data", "paper")
     assert (whole.text.source, whole.text.limit) == ("c4", 2_200_000_000)
     p = params("data", "paper", text={"limit": 4000, "train_share": 0.9}, weather={"rows": 400})
