@@ -17,7 +17,7 @@ from flows.mplus_adam.arms import FORMAT_NAMES, NAMES, readable, short
 from flows.mplus_adam.evaluate import table
 from flows.mplus_adam.store import read_json
 from tasks.params import StageParams
-from tasks.report import COLOURS, Report, style
+from tasks.report import COLOURS, Report, interval, style
 
 LOOKS = {  # colour, marker, dashes
     "adam": ("orange", "s", "--"),
@@ -30,14 +30,6 @@ GROUP_NAMES = {"L": "large weights (L)", "S": "small weights (S)", "X": "sign ch
 
 class Params(StageParams):
     shown_seed: int = Field(0, ge=0, description="seed of the quadratics whose frozen shares are drawn")
-
-
-def interval(cell: dict | None, digits: int = 3, signed: bool = False) -> str:
-    """`2.165 [2.150, 2.180]`, the mean alone where there is no interval, a dash for nothing measured."""
-    if cell is None:
-        return "–"
-    mean = f"{cell['mean']:{'+' if signed else ''}.{digits}f}"
-    return mean if cell["ci95"] is None else f"{mean} [{cell['ci95'][0]:.{digits}f}, {cell['ci95'][1]:.{digits}f}]"
 
 
 def draw(axis, x, y, method: str, **options) -> None:
@@ -191,7 +183,7 @@ def comparison(metrics: Metrics, names: list[str]) -> str:
             cell = metrics.get(f"{NAMES[method]} - M+Adam", {}).get(f"lm/{name}/nll")
             if cell is not None:
                 rival = "FP32 AdamW" if name == "fp32" and method == "adam" else NAMES[method]
-                parts.append(f"{rival} {interval(cell, signed=True)}")
+                parts.append(f"{rival} {interval(cell, 3, signed=True)}")
         lines.append(f"- {readable(name)}: {'; '.join(parts)}.")
     ranked = []
     for name in names:
@@ -208,15 +200,15 @@ def specific(metrics: Metrics, names: list[str]) -> str:
     for name in names:
         gain, extra = metrics.get(GAIN, {}).get(f"lm/{name}/nll"), metrics.get(EXTRA, {}).get(f"lm/{name}/nll")
         if gain is not None:
-            text = f"- {readable(name)}: gain over Adam {interval(gain, signed=True)}"
-            lines.append(text + (f", beyond the gain in FP32 {interval(extra, signed=True)}." if extra is not None else "."))
+            text = f"- {readable(name)}: gain over Adam {interval(gain, 3, signed=True)}"
+            lines.append(text + (f", beyond the gain in FP32 {interval(extra, 3, signed=True)}." if extra is not None else "."))
     for fmt in ("e4m3", "e2m1"):
         cell = metrics.get("Adam-LP stochastic - M+Adam nearest", {}).get(f"lm/{fmt}/nll")
         if cell is not None:
             better = "Adam-LP with stochastic rounding" if cell["mean"] < 0 else "M+Adam rounded to nearest"
             lines.append(
                 f"- {FORMAT_NAMES[fmt]}, Adam-LP with stochastic rounding minus M+Adam rounded to nearest: "
-                f"{interval(cell, signed=True)}; {better} is ahead."
+                f"{interval(cell, 3, signed=True)}; {better} is ahead."
             )
     return "\n".join(lines)
 
@@ -254,9 +246,9 @@ def losses(metrics: Metrics, names: list[str]) -> list[list[object]]:
                 [
                     short(name),
                     shown,
-                    interval(value["nll"]),
+                    interval(value["nll"], 3),
                     f"{value['perplexity']['mean']:.2f}",
-                    interval(metrics.get(f"{label} - FP32 AdamW", {}).get(f"lm/{name}/nll"), signed=True),
+                    interval(metrics.get(f"{label} - FP32 AdamW", {}).get(f"lm/{name}/nll"), 3, signed=True),
                     f"{value['frozen']['mean']:.4f}",
                     f"{value['bytes']['mean']:.2f}",
                     f"{value['factor']['mean']:g}",

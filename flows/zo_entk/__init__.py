@@ -11,7 +11,7 @@ paper = Paper(
     title="Learning Dynamics of Zeroth-Order Optimization: A Kernel Perspective",
     authors="Li, Ying, Liu, Yang",
     arxiv="2605.03373",
-    field="optim",
+    field="optimisation",
     summary=(
         "Zeroth-order training estimates a gradient from losses at randomly perturbed weights, without a backward pass. Theory of its "
         "loss descent says that it slows down in proportion to the number of weights d. Seen through the predictions, one step acts through "

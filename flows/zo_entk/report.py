@@ -14,7 +14,7 @@ from components.stats.intervals import Metrics, Summary
 from flows.zo_entk import paper
 from flows.zo_entk.store import KINDS, read_parameters
 from tasks.params import StageParams
-from tasks.report import COLOURS, Report, style
+from tasks.report import COLOURS, Report, interval, style
 
 PALETTE = list(COLOURS.values())
 MARKS = ("o", "s", "^", "D", "v", "P")
@@ -29,15 +29,6 @@ DISTRIBUTIONS = {
 
 class Params(StageParams):
     """Nothing to choose but what every stage has."""
-
-
-def interval(cell: Summary | None, digits: int = 3) -> str:
-    """`0.381 [0.375, 0.390]`, or the mean alone where there is no interval; a dash for nothing measured."""
-    if cell is None:
-        return "–"
-    if cell["ci95"] is None:
-        return f"{cell['mean']:.{digits}g}"
-    return f"{cell['mean']:.{digits}g} [{cell['ci95'][0]:.{digits}g}, {cell['ci95'][1]:.{digits}g}]"
 
 
 def found(metrics: Metrics, method: str, prefix: str) -> dict[int, Summary]:
@@ -231,7 +222,7 @@ def kind_rows(metrics: Metrics, kernel: pd.DataFrame) -> list[list[str]]:
                     title,
                     kind,
                     str(P),
-                    interval(metrics["gaussian"][f"{prefix}error/P={P}/{kind}"]),
+                    interval(metrics["gaussian"][f"{prefix}error/P={P}/{kind}"], 3),
                     f"{law:.3g}",
                     f"{of_kind['kappa'].median():.3f}",
                     f"{required:,}",
@@ -248,7 +239,9 @@ def likeness_rows(metrics: Metrics, kernel: pd.DataFrame) -> list[list[str]]:
         cells = [metrics[dist].get(f"width={net}/cka/P={P}") for net in (nets[0], nets[-1])]
         cells.append(metrics[dist].get(f"width={nets[-1]}/wasserstein/P={P}"))
         ratio = metrics[dist].get("error/over_law")
-        rows.append([dist, *(interval(cell) for cell in cells), interval(ratio), interval(metrics[dist].get("error/slope_P"))])
+        rows.append(
+            [dist, *(interval(cell, 3) for cell in cells), interval(ratio, 3), interval(metrics[dist].get("error/slope_P"), 3)]
+        )
     return rows
 
 
@@ -263,7 +256,7 @@ def baselines_text(metrics: Metrics) -> str:
     ratio = metrics.get("coordinate", {}).get("error/slope_d")
     if ratio is not None:
         lines.append(
-            f"- exponent of the normalised kernel error in d: coordinate {interval(ratio)}, gaussian {interval(metrics['gaussian']['error/slope_d'])}."
+            f"- exponent of the normalised kernel error in d: coordinate {interval(ratio, 3)}, gaussian {interval(metrics['gaussian']['error/slope_d'], 3)}."
         )
     return "\n".join(lines)
 
