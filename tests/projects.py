@@ -46,7 +46,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     }
 
 
-def call(folder: Path, *words: str, check: bool = False, timeout: float = 300, **env: str) -> subprocess.CompletedProcess:
+def call(folder: Path, *words: str, check: bool = False, timeout: float = 560, **env: str) -> subprocess.CompletedProcess:
     """`paperflows WORDS` in the project."""
     done = subprocess.run(
         [sys.executable, "-m", "tasks", *words],
