@@ -106,7 +106,7 @@ paper = Paper(
             "e2m1 sr",
             explanation=(
                 "Each method chooses its step size, and with a larger one Adam-LP freezes fewer weights: what M+Adam is ahead by is much less "
-                "than at one step size for all. Three seeds do not settle so much."
+                "than at one step size for all, and with stochastic rounding nothing. Three seeds do not settle so little."
             ),
         ),
         Claim(
