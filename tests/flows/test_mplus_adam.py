@@ -23,6 +23,7 @@ from flows.mplus_adam import paper
 from flows.mplus_adam.arms import NAMES, readable, runs_method, short, tag
 from flows.mplus_adam.store import read_problem, read_text
 from tasks import settings, track
+from tasks.assets import check
 
 ROOT = Path(__file__).resolve().parents[2]
 ASSETS = {"shakespeare": ROOT / "data/shakespeare"}
@@ -65,8 +66,7 @@ def run(folder: Path, *names: str) -> dict:
 
 @pytest.fixture(scope="module")
 def flow(tmp_path_factory):
-    if not ASSETS["shakespeare"].is_dir():
-        pytest.skip("the asset shakespeare is not there")
+    check(ROOT, "shakespeare")  # says which command brings it
     patch = pytest.MonkeyPatch()
     patch.setenv("PAPERFLOWS_WORKERS", "1")
     folder = tmp_path_factory.mktemp("mplus")
