@@ -27,15 +27,13 @@ def mix(*parts: int) -> int:
     return state >> 1
 
 
-def philox_words(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
-    """The first `count` 32-bit words of a key, int64 in [0, 2^32), shape (count,).
+def philox_block(counter: Tensor, key: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The four 32-bit output words at each counter, int64 in [0, 2^32), in the counter's shape.
 
-    Raises ValueError for a key outside [0, 2^64) or a negative count."""
-    if not 0 <= key <= _MASK64 or count < 0:
-        raise ValueError(f"a key lies in [0, 2^64) and a count is not negative, got key {key} and count {count}")
-    low = torch.arange((count + 3) // 4, dtype=torch.int64, device=device)
-    a, c = low & _MASK32, torch.zeros_like(low)
-    b, d = low >> 32, torch.zeros_like(low)
+    counter: int64, not negative; its two halves are the lower words of the 128-bit counter, whose upper words are 0.
+    key: in [0, 2^64). Neither is checked here: this is the inner loop of those who check."""
+    a, b = counter & _MASK32, counter >> 32
+    c, d = torch.zeros_like(a), torch.zeros_like(a)
     k0, k1 = key & _MASK32, key >> 32
     for _ in range(_ROUNDS):
         # 64-bit products wrap around in int64; both halves come out right once the sign's copies are masked away.
@@ -44,4 +42,14 @@ def philox_words(key: int, count: int, device: torch.device | str = "cpu") -> Te
         c = ((first >> 32) & _MASK32) ^ d ^ k1
         b, d = second & _MASK32, first & _MASK32
         k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK32, (k1 + _KEY_STEPS[1]) & _MASK32
-    return torch.stack([a, b, c, d], dim=1).flatten()[:count]
+    return a, b, c, d
+
+
+def philox_words(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+    """The first `count` 32-bit words of a key, int64 in [0, 2^32), shape (count,).
+
+    Raises ValueError for a key outside [0, 2^64) or a negative count."""
+    if not 0 <= key <= _MASK64 or count < 0:
+        raise ValueError(f"a key lies in [0, 2^64) and a count is not negative, got key {key} and count {count}")
+    counter = torch.arange((count + 3) // 4, dtype=torch.int64, device=device)
+    return torch.stack(philox_block(counter, key), dim=-1).flatten()[:count]

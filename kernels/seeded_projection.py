@@ -20,32 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_W0, _W1 = 0x9E3779B9, 0xBB67AE85  # the key's increments
-_M0, _M1 = 0xD2511F53, 0xCD9E8D57  # the multipliers
-_LOW = 0xFFFFFFFF
+from kernels.philox import philox_block
+
 REFERENCE_ROWS = 4096  # rows of U that the reference keeps at a time
-
-
-def _high_and_low(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
-    """Both 32-bit halves of the product of 32-bit numbers held in int64, which has no room for all of its 64 bits."""
-    low, high = a * (b & 0xFFFF), a * (b >> 16)  # below 2^48 each
-    middle = (low >> 16) + (high & 0xFFFF)
-    return (high >> 16) + (middle >> 16), ((middle & 0xFFFF) << 16) | (low & 0xFFFF)
-
-
-def philox_words(offset: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """The first two output words of Philox4x32-10 at counters (offset mod 2^32, offset div 2^32, 0, 0), as int64.
-
-    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"."""
-    c0, c1 = offset & _LOW, (offset >> 32) & _LOW
-    c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
-    k0, k1 = seed & _LOW, (seed >> 32) & _LOW
-    for _ in range(10):
-        high0, low0 = _high_and_low(c0, _M0)
-        high1, low1 = _high_and_low(c2, _M1)
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + _W0) & _LOW, (k1 + _W1) & _LOW
-    return c0, c1
 
 
 def _uniform(word: Tensor) -> Tensor:
@@ -64,7 +41,7 @@ def seeded_directions_reference(
 
 
 def _numbers(offset: Tensor, seed: int, dist: str) -> Tensor:
-    first, second = philox_words(offset, seed)
+    first, second, _, _ = philox_block(offset, seed)
     if dist == "rademacher":
         return (1 - 2 * (first & 1)).to(torch.float32)
     radius = torch.sqrt(-2 * torch.log(_uniform(first).clamp_min(1e-7)))

@@ -10,6 +10,7 @@ update is, subclasses say (`components.optim.mplus_adam`).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -46,7 +47,7 @@ def check_group(group: dict[str, Any]) -> None:
     check_rounding(group["rounding"])
 
 
-class LowPrecisionOptimizer(torch.optim.Optimizer):
+class LowPrecisionOptimizer(torch.optim.Optimizer, ABC):
     """Storage, rounding, checks and checkpoints; a subclass brings `moments` and `update`.
 
     The options common to all, per parameter group unless marked (*):
@@ -96,13 +97,13 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
 
     # --- what a subclass says ---------------------------------------------------------------------------------------
 
+    @abstractmethod
     def update(
         self, w: Tensor, g: Tensor, state: dict[str, Tensor], group: dict[str, Any], t: int, buffer: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """The new weights before rounding (`w` may be overwritten), and with a buffer what it has to be added to.
 
         w, g : float32, one shape.   state : the moments, float32, to be changed in place.   t : 1 at the first step."""
-        raise NotImplementedError
 
     def buffers_of(self, group: dict[str, Any]) -> tuple[str, ...]:
         """Name of a quantised tensor that is kept beside the weights, at most one."""

@@ -1,8 +1,8 @@
 """The paper's own scale: causal language models on SST-2, seen through the logits of two verbalisers.
 
 A sentence becomes "<text> It was", and the model's next-token logits of " great" and " terrible" are its two outputs; so the kernel
-of a pair of sentences is 2 x 2 whatever the vocabulary. The packages transformers and datasets are not among this project's
-dependencies: they are imported here when the paper profile asks for them.
+of a pair of sentences is 2 x 2 whatever the vocabulary. The package datasets is not among this project's dependencies: it is
+imported when the paper profile asks for it, and so is transformers, which takes seconds.
 """
 
 from __future__ import annotations
@@ -25,18 +25,14 @@ SPLITS = {"train": 67349, "validation": 872}
 MODELS = ("facebook/opt-125m", "facebook/opt-1.3b", "mistralai/Mistral-7B-v0.1")
 
 
-def _needs(package: str, what: str) -> ImportError:
-    return ImportError(
-        f"{what} needs the package {package}, an extra of the paper profile that is not installed: pip install {package}"
-    )
-
-
 def load_sst2() -> pd.DataFrame:
     """GLUE's SST-2 from the hub: columns split, text, label. ImportError without the package datasets, ValueError for other sizes."""
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise _needs("datasets", "SST-2") from error
+        raise ImportError(
+            "SST-2 needs the package datasets, an extra of the paper profile that is not installed: pip install datasets"
+        ) from error
     found = load_dataset("nyu-mll/glue", "sst2")
     frames = [
         pd.DataFrame({"split": split, "text": found[split]["sentence"], "label": found[split]["label"]}) for split in SPLITS
@@ -48,12 +44,10 @@ def load_sst2() -> pd.DataFrame:
 
 
 def load_causal_lm(name: str, dtype: str, device: str) -> tuple[nn.Module, Any]:
-    """Model in eval() mode and its tokenizer from the hub. ImportError without the package transformers."""
-    try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-    except ImportError as error:
-        raise _needs("transformers", f"the language model {name}") from error
-    model = AutoModelForCausalLM.from_pretrained(name, torch_dtype=getattr(torch, dtype))
+    """Model in eval() mode and its tokenizer, by name from the hub or from a folder."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
     return model.eval().to(device), AutoTokenizer.from_pretrained(name)
 
 

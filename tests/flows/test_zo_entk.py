@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
-import importlib
 import json
 import math
 import sys
 import types
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -21,21 +18,20 @@ from safetensors.torch import load_file
 from flows.zo_entk import language, paper
 from flows.zo_entk.nets import batches, mlp
 from flows.zo_entk.store import KINDS, Inputs, read_inputs, read_pairs, seed_of
-from tasks import settings
 from tasks.claims import verdicts
 from tasks.errors import UserError
+from tests.flows import stages
+from tests.flows.stages import hashes, module
 
-SECTION = Path(__file__).resolve().parents[2] / "params.yaml"
+SLUG = "zo_entk"
 
 
 def stage(name):
-    return importlib.import_module(f"flows.zo_entk.{name}")
+    return module(SLUG, name)
 
 
 def params(name, profile, **changes):
-    """The stage's parameters under a profile, from the project's own file."""
-    block = settings.resolve(settings.read(SECTION)["zo_entk"][name] or {}, profile)
-    return settings.validate(stage(name).Params, settings.merge(block, changes), f"zo_entk.{name}")
+    return stages.params(SLUG, name, profile, **changes)
 
 
 SMALL = {
@@ -68,33 +64,14 @@ def asset(tmp_path_factory):
     return folder
 
 
-def run(folder: Path, asset: Path, *names: str) -> dict:
-    metrics = {}
-    for name in names:
-        out = folder / name
-        out.mkdir(parents=True)
-        torch.manual_seed(0)
-        p = params(name, "smoke", **SMALL.get(name, {}))
-        inputs = {"assets": {"mnist_5k": asset}} if name == "data" else {}
-        if name in ("train", "evaluate"):
-            inputs = {n: folder / n for n in ("data", "train")[: 1 if name == "train" else 2]}
-        metrics = getattr(stage(name), name)(p, **inputs, out=out) or metrics
-    return metrics
-
-
 @pytest.fixture(scope="module")
 def flow(tmp_path_factory, asset):
     patch = pytest.MonkeyPatch()
     patch.setenv("PAPERFLOWS_WORKERS", "1")
     folder = tmp_path_factory.mktemp("zo_entk")
-    metrics = run(folder, asset, "data", "train", "evaluate")
+    metrics = stages.run(SLUG, folder, changes=SMALL, assets={"mnist_5k": asset})
     yield folder, metrics
     patch.undo()
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 # --- claims and parameters ------------------------------------------------------------------------------------------
@@ -282,7 +259,7 @@ def test_every_claim_is_measured(flow):
 
 def test_stages_are_deterministic_to_the_byte(flow, asset, tmp_path):
     folder, metrics = flow
-    again = run(tmp_path, asset, "data", "train", "evaluate")
+    again = stages.run(SLUG, tmp_path, changes=SMALL, assets={"mnist_5k": asset})
     assert hashes(tmp_path) == hashes(folder) and again == metrics
 
 
@@ -391,17 +368,15 @@ def test_prompts_and_verbalisers():
 
 
 def test_missing_packages_are_named(monkeypatch, asset, tmp_path):
-    for name in ("transformers", "datasets", "torchvision", "torchvision.datasets"):
+    for name in ("datasets", "torchvision", "torchvision.datasets"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match="facebook/opt-125m needs the package transformers"):
-        language.load_causal_lm("facebook/opt-125m", "float32", "cpu")
     with pytest.raises(UserError, match="SST-2 could not be loaded.*package datasets"):
         stage("data").data(params("data", "smoke", sst2=True), {"mnist_5k": asset}, tmp_path)
     with pytest.raises(UserError, match="MNIST could not be loaded.*torchvision"):
         stage("data").data(params("data", "smoke", lenet_source="mnist"), {}, tmp_path)
 
 
-def test_hub_loaders_ask_for_what_the_paper_names(monkeypatch):
+def test_sst2_is_the_hubs(monkeypatch):
     asked = []
     fake = types.SimpleNamespace(
         load_dataset=lambda *names: (
@@ -412,12 +387,28 @@ def test_hub_loaders_ask_for_what_the_paper_names(monkeypatch):
     found = language.load_sst2()
     assert asked == [("nyu-mll/glue", "sst2")] and found["split"].value_counts().to_dict() == language.SPLITS
 
-    class Auto:
-        @staticmethod
-        def from_pretrained(name, **options):
-            asked.append((name, options))
-            return TinyLM()
 
-    monkeypatch.setitem(sys.modules, "transformers", types.SimpleNamespace(AutoModelForCausalLM=Auto, AutoTokenizer=Auto))
-    model, _ = language.load_causal_lm("facebook/opt-125m", "bfloat16", "cpu")
-    assert not model.training and asked[1] == ("facebook/opt-125m", {"torch_dtype": torch.bfloat16})
+def test_a_saved_opt_is_loaded_and_read_through_its_verbalisers(tmp_path):
+    """A model of the paper's family in the hub's layout, small and untrained: the loaders and the tokenizer are the real ones."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import OPTConfig, OPTForCausalLM, PreTrainedTokenizerFast
+
+    words = ["<unk>", "</s>", "terrible", "great", "a", "good", "film", "It", "was"]
+    tokens = Tokenizer(WordLevel({word: k for k, word in enumerate(words)}, unk_token="<unk>"))
+    tokens.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokens, unk_token="<unk>", bos_token="</s>").save_pretrained(tmp_path)
+    config = OPTConfig(
+        vocab_size=len(words), hidden_size=16, word_embed_proj_dim=16, ffn_dim=32, num_hidden_layers=2, num_attention_heads=2
+    )
+    torch.manual_seed(0)
+    saved = OPTForCausalLM(config).eval()
+    saved.save_pretrained(tmp_path)
+    model, own = language.load_causal_lm(str(tmp_path), "bfloat16", "cpu")
+    assert not model.training and next(model.parameters()).dtype == torch.bfloat16
+    ids = language.verbaliser_ids(own)
+    assert ids == [2, 3]
+    read = language.encode(own, ["a good film"], 16)
+    expected = saved.to(torch.bfloat16)(read).logits[0, -1, ids].float()
+    torch.testing.assert_close(language.VerbaliserModel(model, ids)(read)[0], expected)
