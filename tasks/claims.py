@@ -363,13 +363,16 @@ def number(x: float, *, signed: bool = False) -> str:
 def measured_value(entry: Verdict) -> str:
     """The measured quantity of an entry of `claims.json` with its interval, or a dash where nothing was measured.
 
-    All three numbers have the same decimals, enough to tell the ends of the interval apart.
+    All three numbers have the same decimals, enough to tell the ends of the interval apart; where all are below a thousandth
+    they are written with exponents.
     """
     if entry["measured"] is None:
         return "–"
     if entry["ci95"] is None:
         return number(entry["measured"])
     low, high = entry["ci95"]
+    if 0 < max(abs(low), abs(entry["measured"]), abs(high)) < 1e-3:
+        return f"{entry['measured']:.1e} [{low:.1e}, {high:.1e}]"
     width = high - low or abs(entry["measured"]) or 1.0
     decimals = 0 if width >= 1000 else min(12, max(2, 2 - math.ceil(math.log10(width))))
     mean, low, high = (f"{x:,.{decimals}f}" for x in (entry["measured"], low, high))

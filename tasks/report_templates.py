@@ -46,11 +46,12 @@ nav { font-size: .93rem; color: var(--soft); margin: 1.6rem 0 0; } nav a { margi
 .interval circle { fill: var(--edge); } .interval text { fill: var(--soft); font-size: 10px; text-anchor: middle; }
 figure { margin: 1.7rem 0 2rem; }
 figure img { display: block; max-width: 100%; height: auto; margin: 0 auto; background: #fff; border: 1px solid var(--line); border-radius: 6px; }
-figcaption, caption { color: var(--soft); font-size: .93rem; line-height: 1.5; text-align: left; }
-figcaption { margin-top: .6rem; max-width: 46rem; } figcaption b, caption b { color: var(--ink); }
+figcaption { color: var(--soft); font-size: .93rem; line-height: 1.5; text-align: left; }
+figcaption { margin-top: .6rem; max-width: 46rem; } figcaption b { color: var(--ink); }
+.tabular figcaption { margin: 0 0 .55rem; } .tabular .scroll { margin: 0; } .dense { font-size: .84rem; } .dense th, .dense td { padding-right: .7rem; }
 .scroll { overflow-x: auto; margin: 1.4rem 0 1.9rem; }
 table { border-collapse: collapse; font-size: .94rem; line-height: 1.45; min-width: min(100%, 24rem); }
-caption { padding-bottom: .55rem; } th, td { padding: .42rem .95rem .42rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
+th, td { padding: .42rem .95rem .42rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
 th { font-weight: 600; border-bottom: 1.5px solid var(--soft); } tbody th { border-bottom: 1px solid var(--line); font-weight: 500; }
 .num { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; } td:last-child, th:last-child { padding-right: 0; }
 code { font: .9em ui-monospace, "SFMono-Regular", Menlo, Consolas, monospace; background: var(--fill); border-radius: 4px; padding: .1em .3em; overflow-wrap: anywhere; }
@@ -138,14 +139,14 @@ REPORT = """{% extends "base" %}
 {% elif block.kind == "figure" %}
 <figure><img src="data:image/png;base64,{{ block.base64 }}" width="{{ block.width }}" height="{{ block.height }}" alt="{{ block.alt }}"><figcaption><b>Figure {{ block.number }}.</b> {{ block.caption }}</figcaption></figure>
 {% elif block.kind == "table" %}
-<div class="scroll" tabindex="0"><table>
-{% if block.caption %}<caption>{% if block.number %}<b>Table {{ block.number }}.</b> {% endif %}{{ block.caption }}</caption>
-{% endif %}
+<figure class="tabular">{% if block.caption %}<figcaption>{% if block.number %}<b>Table {{ block.number }}.</b> {% endif %}{{ block.caption }}</figcaption>{% endif %}
+
+<div class="scroll" tabindex="0"><table{% if block.columns | length > 6 %} class="dense"{% endif %}>
 <thead><tr>{% for column in block.columns %}<th scope="col"{% if block.numeric[loop.index0] %} class="num"{% endif %}>{{ column }}</th>{% endfor %}</tr></thead>
 <tbody>
 {% for row in block.rows %}<tr>{% for value in row %}<td{% if block.numeric[loop.index0] %} class="num"{% endif %}>{{ value }}</td>{% endfor %}</tr>
 {% endfor %}
-</tbody></table></div>
+</tbody></table></div></figure>
 {% endif %}
 {% endfor %}
 <h2 id="reproduce">Reproduce</h2>

@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, LogLocator
 
 from components.optim.entk import jl_budget
 from components.stats.intervals import Metrics, Summary
@@ -64,6 +65,8 @@ def error_figure(kernel: pd.DataFrame) -> Figure:
         axis.set(xscale="log", yscale="log", xlabel="perturbations P", title=f"{title} (n = {rows['seed'].nunique()} seeds)")
         axis.set_xticks(sorted(rows["P"].unique()), [str(P) for P in sorted(rows["P"].unique())])
         axis.minorticks_off()
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter(FormatStrFormatter("%g"))
     axes[0].set_ylabel("relative kernel error (rms)")
     axes[0].legend(title="pair (lines: exact law)", ncol=2)
     return fig

@@ -368,6 +368,8 @@ def test_measured_text():
     assert measured_text(entry(measured=-0.23, ci95=[-0.51, 0.04])) == "-0.23 [-0.51, 0.04] points"
     assert measured_text(entry(measured=0.50004, ci95=[0.5, 0.50008], unit="")) == "0.500040 [0.500000, 0.500080]"
     assert measured_text(entry(measured=5432.1, ci95=[1000, 9864.2], unit="s")) == "5,432 [1,000, 9,864] s"
+    assert measured_text(entry(measured=2.2e-10, ci95=[1.54e-10, 2.9e-10], unit="")) == "2.2e-10 [1.5e-10, 2.9e-10]"
+    assert measured_text(entry(measured=1e-4, ci95=[-9e-4, 1.1e-3], unit="")) == "0.0001 [-0.0009, 0.0011]"
     assert measured_text(entry(measured=0.0, ci95=[0.0, 0.0])) == "0.00 [0.00, 0.00] points"
 
 
