@@ -68,10 +68,7 @@ def make_costs(n1: int, n: int, loss: str, omega: float, lam: float, depth: int)
 @njit(cache=True)
 def leaf_cost(n1, n, costs):
     """Cost of a leaf with n1 of n rows positive, in units."""
-    if costs.loss == BRIER:
-        phi = float(n1) * float(n - n1) / float(n)
-    else:
-        phi = min(costs.omega * n1, float(n - n1))
+    phi = float(n1) * float(n - n1) / float(n) if costs.loss == BRIER else min(costs.omega * n1, float(n - n1))
     return np.int64(math.floor(phi * costs.scale + 0.5)) + np.int64(costs.lam)
 
 

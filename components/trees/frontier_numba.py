@@ -276,34 +276,21 @@ def _split(words, j, depth, s, m):
 
 
 @njit(cache=True)
-def _both(ones0, size0, ones1, size1, depth, cap, budget, s, m):
-    """Entries of both sides of a branching; (NOTHING, NOTHING) where one side has no tree, or a code and NOTHING."""
-    none = (np.int64(NOTHING), np.int64(NOTHING))
-    handed = cap if s.hands_down else 1.0
+def _allowance(ones0, size0, ones1, size1, depth, cap, budget, s, m):
+    """What side 0 of a branching may cost, or -1 where a side can have no tree."""
     if min(size0, size1) < 2 * s.min_leaf:
         m.cut_here[depth, SUPPORT_CUT] += 1
-        return none
+        return np.int64(-1)
     if s.ordered and s.flags & CAP and max(ones0 / size0, ones1 / size1) > cap:
         m.cut_here[depth, CAP_CUT] += 1
-        return none
-    first = NO_TREE
-    if s.flags & BUDGET:
-        first = budget - _bound(m.sides[depth, 1], ones1, size1, handed, s)
-    level = s.levels - 1 if s.unlimited else s.levels - 2
-    zero = _request(m.sides[depth, 0], ones0, size0, depth - 1, handed, first, s, m)
-    if zero < 0:
-        return zero, np.int64(NOTHING)
-    least = _best(zero, level, cap, m)
-    if least >= NO_TREE or least > first:
+        return np.int64(-1)
+    if not s.flags & BUDGET:
+        return NO_TREE
+    left = budget - _bound(m.sides[depth, 1], ones1, size1, cap if s.hands_down else 1.0, s)
+    if left < 0:
         m.cut_here[depth, BUDGET_CUT] += 1
-        return none
-    second = budget - least if s.flags & BUDGET else NO_TREE
-    one = _request(m.sides[depth, 1], ones1, size1, depth - 1, handed, second, s, m)
-    if one < 0:
-        return one, np.int64(NOTHING)
-    if _best(one, level, cap, m) >= NO_TREE:
-        return none
-    return zero, one
+        return np.int64(-1)
+    return left
 
 
 @njit(cache=True)
@@ -382,11 +369,22 @@ def _request(words, ones, size, depth, cap, budget, s, m):
                 ):
                     return np.int64(SCRATCH_FULL)
         if s.branching > 0:
-            zero, one = _both(ones0, size0, ones1, size1, depth, cap, budget, s, m)
+            first = _allowance(ones0, size0, ones1, size1, depth, cap, budget, s, m)
+            if first < 0:
+                continue
+            level = s.levels - 1 if s.unlimited else s.levels - 2
+            handed = cap if s.hands_down else 1.0
+            zero = _request(m.sides[depth, 0], ones0, size0, depth - 1, handed, first, s, m)
             if zero < 0:
                 return zero
-            if zero == NOTHING:
+            least = _best(zero, level, cap, m)
+            if least >= NO_TREE or least > first:
+                m.cut_here[depth, BUDGET_CUT] += 1
                 continue
+            left = budget - least if s.flags & BUDGET else NO_TREE
+            one = _request(m.sides[depth, 1], ones1, size1, depth - 1, handed, left, s, m)
+            if one < 0:
+                return one
             if s.unlimited:
                 if not _join(depth, 0, 0, zero, one, 0, cap, budget, m):
                     return np.int64(SCRATCH_FULL)
@@ -455,15 +453,25 @@ def _options(words, ones, size, depth, cap, budget, n1, n, ok, listed, branched,
             if cost <= budget - own:
                 listed[j, leaf] = cost
         if s.branching > 0:
-            zero, one = _both(ones0, size0, ones1, size1, depth, cap, budget, s, m)
+            first = _allowance(ones0, size0, ones1, size1, depth, cap, budget, s, m)
+            if first < 0:
+                continue
+            level = s.levels - 1 if s.unlimited else s.levels - 2
+            handed = cap if s.hands_down else 1.0
+            zero = _request(m.sides[depth, 0], ones0, size0, depth - 1, handed, first, s, m)
             if zero < 0:
                 return zero
-            if zero == NOTHING:
+            least = _best(zero, level, cap, m)
+            if least >= NO_TREE or least > first:
+                m.cut_here[depth, BUDGET_CUT] += 1
                 continue
-            level = last if s.unlimited else last - 1
-            first, second = _best(zero, level, cap, m), _best(one, level, cap, m)
-            if first + second <= budget:
-                branched[j, 0], branched[j, 1] = first, second
+            left = budget - least if s.flags & BUDGET else NO_TREE
+            one = _request(m.sides[depth, 1], ones1, size1, depth - 1, handed, left, s, m)
+            if one < 0:
+                return one
+            second = _best(one, level, cap, m)
+            if second < NO_TREE and least + second <= budget:
+                branched[j, 0], branched[j, 1] = least, second
     return np.int64(0)
 
 

@@ -177,6 +177,9 @@ class PythonFrontiers(Frontiers):
             cut[CAP_CUT] += 1
             return None
         first = self._left(budget, self._bound(sides[1], ones[1], size[1], handed)) if self.budgeted else NO_TREE
+        if first < 0:
+            cut[BUDGET_CUT] += 1
+            return None
         level = q.levels - 1 if q.unlimited else q.levels - 2
         zero = self._request(sides[0], ones[0], size[0], depth - 1, handed, first, cut)
         least = zero.best(level, cap)
