@@ -36,6 +36,8 @@ benchmarks: setup
 	$(BIN)/python -m benchmarks.nano_assembly
 	$(BIN)/python -m benchmarks.scheduling
 	$(BIN)/python -m benchmarks.optimisers
+	$(BIN)/python -m benchmarks.gradient_stabilizer
+	$(BIN)/python -m benchmarks.zeroth_order
 	$(BIN)/python -m benchmarks.orchestration
 
 clean:
