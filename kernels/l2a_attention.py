@@ -81,6 +81,8 @@ def choose_backend(backend: str | None, q: Tensor) -> str:
         raise TypeError(
             f"the Triton kernels take float32, float16 and bfloat16, got {q.dtype}; backend='reference' takes others"
         )
+    if q.dtype == torch.bfloat16 and interpreted():
+        raise TypeError("Triton's interpreter cannot multiply bfloat16; take float32 or float16, or backend='reference'")
     return "triton"
 
 
@@ -659,20 +661,20 @@ def _dk_dv_kernel(
 
 # Tuning and launching.
 
+_SMALLEST = triton.Config({"BLOCK_M": 32, "BLOCK_N": 32}, num_warps=4, num_stages=1)  # wide float32 heads fit into no other
 _FORWARD_CONFIGS = [
     triton.Config({"BLOCK_M": m, "BLOCK_N": n}, num_warps=warps, num_stages=stages)
     for m in (64, 128)
     for n in (32, 64, 128)
     for stages in (2, 3, 4)
     for warps in (4, 8)
-]
-# dq walks over keys as the forward pass does, with twice the tiles in flight; the last pair is for wide float32 heads.
+] + [_SMALLEST]
 _BACKWARD_CONFIGS = [
     triton.Config({"BLOCK_M": m, "BLOCK_N": n}, num_warps=warps, num_stages=stages)
-    for m, n in ((64, 128), (64, 64), (128, 64), (32, 128), (32, 32))
+    for m, n in ((64, 128), (64, 64), (128, 64), (32, 128))
     for stages in (1, 2, 3)
     for warps in (4, 8)
-]
+] + [_SMALLEST]
 
 
 def _forward_bytes(m: int, n: int, stages: int, dim: int, size: int) -> int:
@@ -697,7 +699,8 @@ def _pruner(shared: Any, accumulators: Any) -> Any:
         return shared(config.kwargs["BLOCK_M"], config.kwargs["BLOCK_N"], config.num_stages, dim, size)
 
     def prune(configs: list[triton.Config], named_args: dict[str, Any], **kwargs: Any) -> list[triton.Config]:
-        dim, size = kwargs["D"], named_args["q_ptr"].element_size()
+        # Products in three parts keep a second, smaller copy of half of what they multiply.
+        dim, size = kwargs["D"], 6 if kwargs["PRECISION"] == "tf32x3" else named_args["q_ptr"].element_size()
         kept = [
             config
             for config in configs
@@ -729,8 +732,9 @@ def on_device(x: Tensor) -> contextlib.AbstractContextManager:
 
 
 def dot_precision(x: Tensor) -> str:
-    """How float32 products are made: as `torch.set_float32_matmul_precision` says. 16-bit inputs are exact either way."""
-    return "ieee" if x.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest" else "tf32"
+    """How float32 products are made: three TF32 products that together keep float32's digits, or one, as
+    `torch.set_float32_matmul_precision` says. Products of 16-bit numbers are exact either way."""
+    return "tf32x3" if x.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 def _launch(kernel: Any, tuned: Any, grid: Any, q: Tensor, args: tuple, constants: dict, tiles: tuple[int, int] | None) -> None:
