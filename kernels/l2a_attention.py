@@ -30,6 +30,7 @@ References: Choudhary et al., "Learning When to Attend: Conditional Memory Acces
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -116,9 +117,9 @@ class ActiveIndex:
     def check(self) -> ActiveIndex:
         """For debugging; waits for the device. Raises ValueError unless positions are in range and strictly ascending."""
         cu, length = self.cu.tolist(), self.length
-        if cu[0] != 0 or any(a > b for a, b in zip(cu, cu[1:])) or cu[-1] > self.idx.numel():
+        if cu[0] != 0 or any(a > b for a, b in itertools.pairwise(cu)) or cu[-1] > self.idx.numel():
             raise ValueError(f"cu must rise from 0 to at most the number of positions, {self.idx.numel()}, got {cu}")
-        for b, (start, end) in enumerate(zip(cu, cu[1:])):
+        for b, (start, end) in enumerate(itertools.pairwise(cu)):
             positions = self.idx[start:end]
             if positions.numel() and not ((positions >= 0) & (positions < length)).all():
                 raise ValueError(f"idx of sequence {b} must lie in [0, {length}), got {positions.tolist()}")
@@ -199,10 +200,7 @@ def _rows(idx_ptr, first, count, r, G: tl.constexpr, GATHERED: tl.constexpr):
     """Of rows r: whether they exist, their position in time (-1 where not), their slot and their head within the group."""
     exists = r < count * G
     slot = first + r // G
-    if GATHERED:
-        t = tl.load(idx_ptr + slot, mask=exists, other=-1)
-    else:
-        t = tl.where(exists, r // G, -1)
+    t = tl.load(idx_ptr + slot, mask=exists, other=-1) if GATHERED else tl.where(exists, r // G, -1)
     return exists, t, slot, r % G
 
 
@@ -236,11 +234,7 @@ def _load_keys(base, start, T, stride, D: tl.constexpr, BLOCK_N: tl.constexpr, M
     """[BLOCK_N, D] keys or values from position `start` on; zeros behind the end."""
     n = tl.arange(0, BLOCK_N)
     where = base + tl.cast(start, tl.int64) * stride + (n[:, None] * stride + tl.arange(0, D)[None, :])
-    if MASKED:
-        tile = tl.load(where, mask=(start + n < T)[:, None], other=0.0)
-    else:
-        tile = tl.load(where)
-    return tile
+    return tl.load(where, mask=(start + n < T)[:, None], other=0.0) if MASKED else tl.load(where)
 
 
 @triton.jit
@@ -272,11 +266,8 @@ def _attend(
             n = start + tl.arange(0, BLOCK_N)
             s = tl.where(_visible(t[:, None], n[None, :], WINDOW), s, float("-inf"))
         m_new = tl.maximum(m, tl.max(s, 1) * qk_scale)
-        if MASKED:
-            # A row that has seen no key yet: minus infinity less itself would be NaN.
-            origin = tl.where(m_new == float("-inf"), 0.0, m_new)
-        else:
-            origin = m_new
+        # A row that has seen no key yet: minus infinity less itself would be NaN.
+        origin = tl.where(m_new == float("-inf"), 0.0, m_new) if MASKED else m_new
         p = tl.exp2(s * qk_scale - origin[:, None])
         shrink = tl.exp2(m - origin)
         l = l * shrink + tl.sum(p, 1)
@@ -392,10 +383,11 @@ def _add_to_dq(
         k = _load_keys(k_base, start, T, stride_kt, D, BLOCK_N, MASKED)
         v = _load_keys(v_base, start, T, stride_vt, D, BLOCK_N, MASKED)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        p = tl.exp2(s * qk_scale - lse[:, None])
+        s = s * qk_scale - lse[:, None]
         if MASKED:
             n = start + tl.arange(0, BLOCK_N)
-            p = tl.where(_visible(t[:, None], n[None, :], WINDOW), p, 0.0)
+            s = tl.where(_visible(t[:, None], n[None, :], WINDOW), s, float("-inf"))
+        p = tl.exp2(s)
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
@@ -541,9 +533,10 @@ def _add_to_dk_dv(
             lse = tl.load(lse_ptr + statistics)
             delta = tl.load(delta_ptr + statistics)
         s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-        p = tl.exp2(s * qk_scale - lse[None, :])
+        s = s * qk_scale - lse[None, :]
         if MASKED:
-            p = tl.where(_visible(t[None, :], n[:, None], WINDOW), p, 0.0)
+            s = tl.where(_visible(t[None, :], n[:, None], WINDOW), s, float("-inf"))
+        p = tl.exp2(s)
         dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
         dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
         ds = p * (dp - delta[None, :])
@@ -755,7 +748,7 @@ class _Attention(torch.autograd.Function):
     """Fused attention of [B, T, H, D]; `index` None means that all tokens are active, window 0 that there is no bound."""
 
     @staticmethod
-    def forward(ctx, q, k, v, idx, cu, before, window, scale, tiles):  # noqa: ANN001, ANN205
+    def forward(ctx, q, k, v, idx, cu, before, window, scale, tiles):
         q, k, v = dense_rows(q), dense_rows(k), dense_rows(v)
         batch, length, heads, dim = q.shape
         kv_heads = k.shape[2]
@@ -783,10 +776,10 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):  # noqa: ANN001, ANN205
+    def backward(ctx, grad):
         q, k, v, out, lse, idx, cu, before = ctx.saved_tensors
         grad = dense_rows(grad)
-        batch, length, heads, dim = q.shape
+        batch, length, heads, _ = q.shape
         kv_heads = k.shape[2]
         group = heads // kv_heads
         delta = torch.empty_like(lse)

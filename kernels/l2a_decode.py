@@ -109,9 +109,7 @@ def _split_kernel(
 
 
 @triton.jit(do_not_specialize=["heads", "splits"])
-def _reduce_kernel(
-    acc_ptr, max_ptr, sum_ptr, out_ptr, rows_ptr, heads, splits, D: tl.constexpr, BLOCK_S: tl.constexpr
-):
+def _reduce_kernel(acc_ptr, max_ptr, sum_ptr, out_ptr, rows_ptr, heads, splits, D: tl.constexpr, BLOCK_S: tl.constexpr):
     row = tl.program_id(0) // heads
     b = tl.load(rows_ptr + row)
     if b >= 0:
@@ -130,9 +128,7 @@ def _reduce_kernel(
         tl.store(out_ptr + where, out.to(out_ptr.dtype.element_ty))
 
 
-def _check(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, active: Tensor | None, rows: Tensor | None, debug: bool
-) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, active: Tensor | None, rows: Tensor | None, debug: bool) -> None:
     if q.ndim != 3:
         raise ValueError(f"q must have shape [batch, heads, width], one token per sequence, got {list(q.shape)}")
     check_heads(q[:, None], k, v, same_length=False)
@@ -186,9 +182,7 @@ def _splits(programs: int, capacity: int, device: torch.device) -> int:
     return max(1, min(-(-2 * processors // max(programs, 1)), capacity // (4 * BLOCK_KEYS), MOST_SPLITS))
 
 
-def _decode_triton(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, rows: Tensor, scale: float, splits: int | None
-) -> Tensor:
+def _decode_triton(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, rows: Tensor, scale: float, splits: int | None) -> Tensor:
     q, k, v = dense_rows(q), dense_rows(k), dense_rows(v)
     batch, heads, dim = q.shape
     capacity, kv_heads = k.shape[1:3]

@@ -36,7 +36,9 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor, *, same_length: bool = True) ->
     if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]) or (same_length and q.shape[1] != k.shape[1]):
         raise ValueError(f"q and k must agree in batch, width and time, got {list(q.shape)} and {list(k.shape)}")
     if k.shape[2] < 1 or q.shape[2] % k.shape[2]:
-        raise ValueError(f"the number of query heads must be a multiple of that of key heads, got {q.shape[2]} and {k.shape[2]}")
+        raise ValueError(
+            f"the number of query heads must be a multiple of that of key heads, got {q.shape[2]} and {k.shape[2]}"
+        )
     if q.shape[3] < 1:
         raise ValueError("the width of a head must be at least 1, got 0")
 
@@ -104,7 +106,12 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
     keys, kv_heads = k.shape[1], k.shape[2]
     group = heads // kv_heads
     # All query heads of a key head in one product: K and V are not repeated.
-    rows = (_working(q) * scale).unflatten(2, (kv_heads, group)).permute(0, 2, 3, 1, 4).reshape(batch, kv_heads, -1, dim)
+    rows = (
+        (_working(q) * scale)
+        .unflatten(2, (kv_heads, group))
+        .permute(0, 2, 3, 1, 4)
+        .reshape(batch, kv_heads, group * length, dim)
+    )
     scores = (rows @ _working(k).permute(0, 2, 3, 1)).view(batch, kv_heads, group, length, keys)
     if mask is None:
         weights = scores.softmax(-1) if keys else scores
@@ -189,9 +196,7 @@ def token_gathered_attention_reference(
         time = torch.where(filled, order[sequence, start : start + width], 0)
         keys = int(time.max()) + 1
         allowed = torch.arange(keys, device=q.device) <= time[:, :, None]
-        out = masked_attention(
-            q[sequence[:, None], time], k[sequence, :keys], v[sequence, :keys], allowed, scale=scale
-        )
+        out = masked_attention(q[sequence[:, None], time], k[sequence, :keys], v[sequence, :keys], allowed, scale=scale)
         parts.append(out[filled])
         places.append(torch.stack((sequence[:, None].expand_as(time)[filled], time[filled])))
     if not parts:
