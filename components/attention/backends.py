@@ -9,26 +9,20 @@ All take q [batch, time, heads, width] and k, v [batch, time, kv heads, width], 
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from kernels.reference_attention import (
-    check_active,
-    check_heads,
-    check_window,
-    sliding_window_attention_reference,
-    token_gathered_attention_reference,
-)
-
-TRITON_WIDTHS = (16, 32, 64, 128, 256)
+from kernels.l2a_attention import WIDTHS, sliding_window_attention, token_gathered_attention
+from kernels.reference_attention import check_active, check_heads, check_window
 
 
 class Backend(ABC):
-    """Causal attention: over a window, everywhere, or at chosen tokens."""
+    """Causal attention: over a window, everywhere, or at chosen tokens. `widths` are the head widths that it knows; None: any."""
+
+    widths: tuple[int, ...] | None = None
 
     @abstractmethod
     def window(self, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
@@ -43,9 +37,6 @@ class Backend(ABC):
         check_heads(q, k, v)
         return _sdpa(q, k, v, causal=True)
 
-    def check_width(self, width: int) -> None:
-        """Raises ValueError for a width of heads that cannot be computed."""
-
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -57,10 +48,10 @@ class ReferenceBackend(Backend):
     """Plain torch."""
 
     def window(self, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-        return sliding_window_attention_reference(q, k, v, window)
+        return sliding_window_attention(q, k, v, window, backend="reference")
 
     def gathered(self, q: Tensor, k: Tensor, v: Tensor, active: Tensor) -> Tensor:
-        return token_gathered_attention_reference(q, k, v, active)
+        return token_gathered_attention(q, k, v, active, backend="reference")
 
 
 class SDPABackend(Backend):
@@ -82,7 +73,8 @@ class SDPABackend(Backend):
         chunks = torch.arange(count, device=q.device)[:, None, None]
         mask = (near & ((chunks > 0) | (key >= 0))).repeat(batch, 1, 1)[:, None]
         keys, values = (
-            pad(x, (0, 0, 0, 0, window, spare)).unfold(1, 2 * window, window).permute(0, 1, 4, 2, 3).flatten(0, 1) for x in (k, v)
+            pad(x, (0, 0, 0, 0, window, spare)).unfold(1, 2 * window, window).permute(0, 1, 4, 2, 3).flatten(0, 1)
+            for x in (k, v)
         )
         return _sdpa(rows, keys, values, mask).reshape(batch, count * window, *q.shape[2:])[:, :length]
 
@@ -103,36 +95,25 @@ class SDPABackend(Backend):
 
 
 class TritonBackend(Backend):
-    """The kernels of `kernels.l2a_attention`. Raises RuntimeError for tensors on a CPU outside Triton's interpreter."""
+    """The kernels. RuntimeError for tensors on a CPU outside Triton's interpreter."""
 
-    def _check(self, q: Tensor) -> None:
-        if not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
-            raise RuntimeError(
-                "the triton backend needs a GPU; on a CPU set TRITON_INTERPRET=1 before anything is imported, or use the backend sdpa"
-            )
-
-    def check_width(self, width: int) -> None:
-        if width not in TRITON_WIDTHS:
-            raise ValueError(f"the triton backend knows heads of width {', '.join(map(str, TRITON_WIDTHS))}, got {width}")
+    widths = WIDTHS
 
     def window(self, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-        self._check(q)
-        from kernels.l2a_attention import sliding_window_attention
-
-        return sliding_window_attention(q, k, v, window)
+        return sliding_window_attention(q, k, v, window, backend="triton")
 
     def gathered(self, q: Tensor, k: Tensor, v: Tensor, active: Tensor) -> Tensor:
-        self._check(q)
-        from kernels.l2a_attention import token_gathered_attention
-
-        return token_gathered_attention(q, k, v, active)
+        return token_gathered_attention(q, k, v, active, backend="triton")
 
 
 BACKENDS: dict[str, type[Backend]] = {"reference": ReferenceBackend, "sdpa": SDPABackend, "triton": TritonBackend}
 
 
-def backend_named(name: str) -> Backend:
-    """Raises ValueError for a name that is not reference, sdpa or triton."""
+def backend_named(name: str, width: int) -> Backend:
+    """The backend for heads of a width. Raises ValueError for an unknown name, or a width that the backend does not know."""
     if name not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {name!r}")
-    return BACKENDS[name]()
+    backend = BACKENDS[name]()
+    if backend.widths is not None and width not in backend.widths:
+        raise ValueError(f"the backend {name} knows heads of width {', '.join(map(str, backend.widths))}, got {width}")
+    return backend

@@ -1,11 +1,7 @@
-"""What attention costs, counted exactly: pairs of query and key, operations, bytes of the key/value cache.
+"""What a model with conditional attention costs beside a dense one: operations of attention, bytes of the key/value cache.
 
-A pair costs 4 D operations per query head: 2 D for the score, 2 D for the weighted sum of values.
-
-    dense causal          T (T + 1) / 2 pairs
-    window of W           min(t + 1, W) pairs at position t
-    global at tokens a    sum of (t + 1) over active t
-    cache                 2 Hk D bytes_per_number * sum over layers of (min(T, W) + T where not pruned)
+    operations   4 D per pair of query and key and query head, pairs counted by `kernels.l2a_attention`
+    cache        2 Hk D bytes_per_number * sum over layers of (min(T, W) + T where not pruned)
 
 Source: "Learning When to Attend: Conditional Memory Access for Long-Context LLMs", cost.
 """
@@ -14,34 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
-from torch import Tensor
-
 
 def dense_pairs(length: int) -> int:
     """Pairs of causal attention over `length` tokens."""
     return length * (length + 1) // 2
-
-
-def window_pairs(length: int, window: int) -> int:
-    """Pairs of causal attention over the last `window` tokens, the own one included. Raises ValueError for a window below 1."""
-    if window < 1:
-        raise ValueError(f"window must be at least 1, got {window}")
-    short = min(length, window)
-    return dense_pairs(short) + (length - short) * window
-
-
-def active_pairs(active: Tensor) -> int:
-    """Pairs of causal attention at the active tokens of active [..., time], bool. Raises TypeError for another dtype."""
-    if active.dtype != torch.bool:
-        raise TypeError(f"active must be bool, got {active.dtype}")
-    position = torch.arange(1, active.shape[-1] + 1, device=active.device)
-    return int((active * position).sum())
-
-
-def attention_flops(pairs: int, heads: int, width: int) -> int:
-    """Operations of `pairs` pairs in each of `heads` query heads of width `width`."""
-    return 4 * pairs * heads * width
 
 
 def share_of_dense(active_share: float, window: int, length: int) -> float:
