@@ -26,7 +26,7 @@ from components.attention.static import StaticAttention
 from components.stats import Metrics, paired_difference, summarise
 from flows.l2a import train as training
 from flows.l2a.arms import DENSE, OURS, TASKS, Arm
-from flows.l2a.models import Pretrained, adapt, layers_of
+from flows.l2a.models import Pretrained, adapt
 from flows.l2a.store import Held, datasheet, held_texts
 from kernels.l2a_attention import flops, gathered_pairs, window_pairs
 from tasks.fanout import fanout
@@ -126,6 +126,20 @@ def selectivity(active: np.ndarray, recall: np.ndarray) -> dict[str, float]:
     }
 
 
+def cache_share(model: nn.Module, length: int) -> float:
+    """Bytes of the key/value cache of one text over those of a dense model; L2A's are counted in a real cache."""
+    layers, converted = attention_layers(model), l2a_layers(model)
+    if len(converted) == len(layers):
+        local = converted[0].local
+        dense = dense_cache_bytes(length, len(layers), local.kv_heads, local.width, local.k.weight.element_size())
+        return cache_for(model, 1, length).nbytes() / dense
+    kept = 0
+    for layer in layers:
+        window = layer.window if isinstance(layer, StaticAttention | L2AAttention) else None
+        kept += length if window is None else min(window, length)
+    return kept / (len(layers) * length)
+
+
 def facts_of(seen: Seen, held: Held, window: int, heads: int, width: int) -> dict[str, float]:
     """Metrics of one model on one set of texts; shares in percent."""
     (texts, length), layers = seen.nll.shape, len(seen.active)
@@ -137,7 +151,6 @@ def facts_of(seen: Seen, held: Held, window: int, heads: int, width: int) -> dic
         "active share": 100 * share,
         "skip rate": 100 * (1 - share),
         "operations": 100 * operations,
-        "operations beyond formula": 100 * (operations - share_of_dense(share, window, length)),
         "gigaflops per text": flops(seen.pairs, 1, width) / texts / 1e9,
     }
     facts |= {f"skip rate layer {i}": 100 * float(1 - layer.mean()) for i, layer in enumerate(seen.active)}
@@ -181,16 +194,16 @@ def run_job(job: Job) -> dict[str, Any]:
     found: dict[str, Any] = {"facts": facts, "distance": {}, "active": None}
     if report.recall is not None:
         found["distance"] = {arm.name: by_distance(seen, report, p.bins)}
+    facts[arm.name]["cache"] = 100 * cache_share(model, length)
     if arm.method == OURS:
-        layers, kv_heads = layers_of(model), l2a_layers(model)[0].local.kv_heads
-        item = l2a_layers(model)[0].local.k.weight.element_size()
-        dense = dense_cache_bytes(length, layers, kv_heads, width, item)
-        facts[arm.name]["cache"] = 100 * cache_for(model, 1, length).nbytes() / dense
+        facts[arm.name]["operations beyond formula"] = facts[arm.name]["operations"] - 100 * share_of_dense(
+            facts[arm.name]["active share"] / 100, window, length
+        )
         found["active"] = (seen.active > 0.5).astype(np.uint8)
         prune_layers(model, [part.to(p.device) for part in choice.tokens.split(p.batch)], threshold=p.prune.threshold)
         after, name = look(model, report, heads, p.batch, p.device), f"{arm.name} pruned"
         facts[name] = facts_of(after, report, window, heads, width)
-        cache = 100 * cache_for(model, 1, length).nbytes() / dense
+        cache = 100 * cache_share(model, length)
         facts[name] |= {
             "cache": cache,
             "cache saving": 100 - cache,
@@ -209,7 +222,7 @@ def pick_interleave(values: Values, task: str) -> None:
         return
     at = f"{task}/choice nll"
     best = {seed: min(names, key=lambda name: values[name, at][seed]) for seed in values[names[0], at]}
-    for metric in {metric for method, metric in values if method == names[0] and metric.startswith(f"{task}/")}:
+    for metric in [metric for method, metric in values if method == names[0] and metric.startswith(f"{task}/")]:
         values["interleave", metric] = {seed: values[name, metric][seed] for seed, name in best.items()}
 
 
