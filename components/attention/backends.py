@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from kernels.l2a_attention import WIDTHS, sliding_window_attention, token_gathered_attention
-from kernels.reference_attention import check_active, check_heads, check_window
+from kernels.l2a_decode import decode_attention
+from kernels.reference_attention import check_active, check_heads, check_window, masked_attention
 
 
 class Backend(ABC):
@@ -36,6 +37,10 @@ class Backend(ABC):
         """All keys up to the query's own, at every token."""
         check_heads(q, k, v)
         return _sdpa(q, k, v, causal=True)
+
+    def later(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Queries behind a cached prefix: k and v hold more tokens than q, mask [queries, keys] is None for a single query."""
+        return masked_attention(q, k, v, mask)
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
@@ -104,6 +109,12 @@ class TritonBackend(Backend):
 
     def gathered(self, q: Tensor, k: Tensor, v: Tensor, active: Tensor) -> Tensor:
         return token_gathered_attention(q, k, v, active, backend="triton")
+
+    def later(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None or q.shape[1] != 1:
+            return super().later(q, k, v, mask)
+        lengths = torch.full((q.shape[0],), k.shape[1], dtype=torch.int32, device=q.device)
+        return decode_attention(q[:, 0], k, v, lengths, backend="triton")[:, None]
 
 
 BACKENDS: dict[str, type[Backend]] = {"reference": ReferenceBackend, "sdpa": SDPABackend, "triton": TritonBackend}

@@ -28,7 +28,7 @@ from components.attention.branch import Branch, Rope, later_mask, rope_of
 from components.attention.kv_cache import L2ACache
 from components.attention.router import Router, Routing, TokenRouter
 from components.language.tiny_llama import RMSNorm
-from kernels.reference_attention import check_window, masked_attention
+from kernels.reference_attention import check_window
 
 
 class L2AAttention(nn.Module):
@@ -158,7 +158,7 @@ class L2AAttention(nn.Module):
                 n, keys = q.shape[1], seen_k.shape[1]
                 # A single query may see all that the ring holds.
                 mask = None if n == 1 else later_mask(start, start + n - keys, n, keys, self.window, q.device)
-                return self.local.back(masked_attention(q, seen_k, seen_v, mask))
+                return self.local.back(self.backend.later(q, seen_k, seen_v, mask))
         return self.local.back(self.backend.window(q, k, v, self.window))
 
     def _far_later(self, z: Tensor, rope: Rope, k: Tensor, v: Tensor, routing: Routing, start: int) -> Tensor:
@@ -170,7 +170,7 @@ class L2AAttention(nn.Module):
         one = Rope(*(x if x.ndim == 2 or x.shape[0] == 1 else x[chosen] for x in rope))
         q = self.distant.queries(z[chosen], one)
         mask = None if q.shape[1] == 1 else later_mask(start, 0, q.shape[1], k.shape[1], None, q.device)
-        y = masked_attention(q, k[chosen], v[chosen], mask)
+        y = self.backend.later(q, k[chosen], v[chosen], mask)
         return out.index_copy(0, chosen, self.distant.back(y, routing.m[chosen], routing.a[chosen]))
 
 

@@ -85,7 +85,9 @@ def attention_layers(model: nn.Module) -> list[nn.Module]:
 
 def heads_and_width(model: nn.Module) -> tuple[int, int]:
     if isinstance(model, Pretrained):
-        return model.model.config.num_attention_heads, model.model.model.layers[0].self_attn.head_dim
+        config = model.model.config
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return config.num_attention_heads, width
     layer = model.layers[0].attention
     branch = layer.local if isinstance(layer, L2AAttention) else layer.branch
     return branch.heads, branch.width
@@ -112,15 +114,16 @@ def look(model: nn.Module, held: Held, heads: int, batch: int, device: str) -> S
 def selectivity(active: np.ndarray, recall: np.ndarray) -> dict[str, float]:
     """How a router fires [layers, N, T] at the tokens whose next one is recalled, in the layer that catches most of them.
 
-    Ties go to the layer that is more precise. A rate of zero elsewhere counts as one firing, so that the ratio stays finite."""
+    Ties go to the layer that is more precise. The ratio is a power of ten; no firing at all counts as one, so that it is finite."""
     at, elsewhere = active[:, recall].mean(1), active[:, ~recall].mean(1)
     fired = active.mean((1, 2))
     precision = np.divide(active[:, recall].sum(1), active.sum((1, 2)), out=np.zeros_like(at), where=fired > 0)
+    once = 1 / int((~recall).sum())
     best = max(range(len(at)), key=lambda layer: (at[layer], precision[layer]))
     return {
         "firing on Q": 100 * float(at[best]),
         "firing elsewhere": 100 * float(elsewhere[best]),
-        "firing ratio": float(at[best]) / max(float(elsewhere[best]), 1 / int((~recall).sum())),
+        "firing ratio": math.log10(max(float(at[best]), once) / max(float(elsewhere[best]), once)),
         "router precision": 100 * float(precision[best]),
         "selective layer": float(best),
     }

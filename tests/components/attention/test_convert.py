@@ -97,11 +97,13 @@ def test_causal_with_every_backend(backend):
     assert not torch.allclose(first[:, 12:], second[:, 12:], atol=1e-3)
 
 
-@pytest.mark.parametrize("family", BASES)
-@pytest.mark.parametrize("first", [1, 3, 11])
-def test_token_by_token_is_one_pass(family, first):
+@pytest.mark.parametrize(
+    ("family", "first", "backend"),
+    [*((family, first, "sdpa") for family in BASES for first in (1, 3, 11)), ("qwen3", 11, "triton")],
+)
+def test_token_by_token_is_one_pass(family, first, backend):
     """A prefill shorter and longer than the window, then single tokens; some are off, and seen later all the same."""
-    model = split_routers(convert_to_l2a(base_of(family), 5))
+    model = split_routers(convert_to_l2a(base_of(family), 5, backend=backend))
     wanted = logits_of(model, TOKENS)
     share = decisions(model).float().mean().item()
     assert 0.1 < share < 0.9
