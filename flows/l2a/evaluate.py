@@ -218,15 +218,16 @@ def run_job(job: Job) -> dict[str, Any]:
 Values = dict[tuple[str, str], dict[int, float]]  # (method, metric) -> seed -> value
 
 
-def pick_interleave(values: Values, task: str) -> None:
-    """`interleave`: for each seed the placement of dense layers with the lower loss on the choice texts."""
+def pick_interleave(values: Values, task: str) -> dict[int, str]:
+    """`interleave`: for each seed the placement of dense layers with the lower loss on the choice texts, which is returned."""
     names = sorted({method for method, metric in values if method.startswith("interleave ") and metric.startswith(f"{task}/")})
     if not names:
-        return
+        return {}
     at = f"{task}/choice nll"
     best = {seed: min(names, key=lambda name: values[name, at][seed]) for seed in values[names[0], at]}
     for metric in [metric for method, metric in values if method == names[0] and metric.startswith(f"{task}/")]:
         values["interleave", metric] = {seed: values[name, metric][seed] for seed, name in best.items()}
+    return best
 
 
 def pair(values: Values, first: str, second: str, metric: str, combine: Callable[[float, float], float]) -> list[float] | None:
@@ -238,8 +239,6 @@ def pair(values: Values, first: str, second: str, metric: str, combine: Callable
 def summaries(values: Values) -> Metrics:
     """Means over seeds, and L2A against the others, paired by seed."""
     metrics: Metrics = {}
-    for task in TASKS:
-        pick_interleave(values, task)
     for (method, metric), found in values.items():
         metrics.setdefault(method, {})[metric] = summarise([found[seed] for seed in sorted(found)])
 
@@ -311,6 +310,13 @@ def evaluate(p: Params, data: Path, train: Path, out: Path) -> Metrics:
                 values.setdefault(("base", f"{run['task']}/{metric}"), {})[run["seed"]] = facts[metric]
     if "recall" in {job.trained.task for job in jobs}:
         decided["recall-truth"] = held_texts(data, "recall", "report", 1).recall.astype(np.uint8)
+    for task in TASKS:
+        picked = pick_interleave(values, task)
+        distances += [
+            row | {"method": "interleave"}
+            for row in distances
+            if row["task"] == task and picked.get(row["seed"]) == row["method"]
+        ]
     np.savez_compressed(out / "decisions.npz", **decided)
     pd.DataFrame(distances).to_parquet(out / "distance.parquet", index=False)
     costs = {

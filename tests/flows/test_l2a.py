@@ -22,7 +22,7 @@ from flows.l2a.arms import METHODS, Arm
 from flows.l2a.models import Model, RouterParams, adapt, pretrained_base, small_base
 from flows.l2a.store import Held
 from tasks.assets import check
-from tasks.claims import verdicts
+from tasks.claims import NOT_TESTABLE, verdicts
 from tasks.errors import UserError
 from tests.flows import stages
 from tests.flows.stages import hashes, module
@@ -60,7 +60,7 @@ def test_every_claim_has_its_number(ran):
         if claim.untestable is None:
             for method, metric in claim.cells:
                 assert metric in metrics[method], (claim.id, method, metric)
-    assert {v["id"]: v["verdict"] for v in verdicts(paper.claims, metrics)}["C3 time"] == "not testable"
+    assert {v["id"]: v["verdict"] for v in verdicts(paper.claims, metrics)}["C3 time"] == NOT_TESTABLE
 
 
 def test_what_train_leaves(ran):
