@@ -156,10 +156,7 @@ def _load_tile(
     w = tl.arange(0, W)
     f = w % SPAN
     a = w // SPAN
-    if ROLE == 0:
-        component = a + c
-    else:
-        component = a ^ c
+    component = a + c if ROLE == 0 else a ^ c
     where = base + rows.to(tl.int64)[:, None] * stride_l + (component * stride_c + f * stride_n)[None, :]
     if MASKED:
         if SPAN > N:
@@ -167,10 +164,7 @@ def _load_tile(
         else:
             x = tl.load(where, mask=(rows < L)[:, None], other=0.0)
     else:
-        if SPAN > N:
-            x = tl.load(where, mask=(f < N)[None, :], other=0.0)
-        else:
-            x = tl.load(where)
+        x = tl.load(where, mask=(f < N)[None, :], other=0.0) if SPAN > N else tl.load(where)
     if ROLE != 0:
         # Keys stand at the query's component a, queries at the key's: the sign is that of e_query e_key.
         if ROLE == 1:
@@ -630,7 +624,7 @@ class _Attention(torch.autograd.Function):
     """The fused kernels on [B, L, 4, n]; gains are both given or both None."""
 
     @staticmethod
-    def forward(ctx, q, k, v, q_gain, k_gain, heads, component, conjugate, causal, eps, tiles):  # noqa: ANN001, ANN205
+    def forward(ctx, q, k, v, q_gain, k_gain, heads, component, conjugate, causal, eps, tiles):
         batch, length, _, n = q.shape
         h = n // heads
         padded = max(4, triton.next_power_of_2(h))
@@ -671,9 +665,9 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):  # noqa: ANN001, ANN205
+    def backward(ctx, grad):
         q, k, v, out, lse, q_gain, k_gain = ctx.saved_tensors
-        batch, length, _, n = q.shape
+        batch, length = q.shape[:2]
         normed = q_gain is not None
         dq, dk = (torch.empty(out.shape, dtype=torch.float32 if normed else q.dtype, device=q.device) for _ in range(2))
         dv, delta = torch.empty_like(out), torch.empty_like(lse)
@@ -735,7 +729,7 @@ def choose_backend(backend: str | None, q: Tensor, heads: int) -> str:
     return "triton"
 
 
-def _attend(q, k, v, *, heads, score, conjugate, causal, q_gain, k_gain, eps, backend, tiles) -> Tensor:  # noqa: ANN001
+def _attend(q, k, v, *, heads, score, conjugate, causal, q_gain, k_gain, eps, backend, tiles) -> Tensor:
     _check(q, k, v, heads, score, q_gain, k_gain, eps)
     if tiles is not None and (len(tiles) != 2 or any(size < 16 or size & (size - 1) for size in tiles)):
         raise ValueError(f"tiles must be two powers of two from 16, (BLOCK_M, BLOCK_N), got {tiles}")

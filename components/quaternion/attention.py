@@ -12,7 +12,7 @@ Language Processing with Quaternion Networks" (the score per component).
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from components.quaternion.layers import QuaternionLinear, QuaternionRMSNorm, check_features, check_whole
 from components.quaternion.ops import component_scores, shared_scores
+from kernels.quaternion_attention import component_score_attention, shared_score_attention
 
 Score = Literal["shared", "component"]
 Backend = Literal["sdpa", "triton", "reference"]
@@ -124,7 +125,8 @@ class QuaternionSelfAttention(nn.Module):
     qk_norm : quaternion RMS norm of queries and keys, per quaternion (default True).
     dropout : of the attention weights in training, in [0, 1), default 0.
     backend : "sdpa" (default) is torch's `scaled_dot_product_attention` for the shared score; "reference" computes the weights.
-        The component score is computed in the same way by both: no library kernel serves it.
+        The component score is computed in the same way by both: no library kernel serves it. "triton" is the fused kernel for
+        either score, norm included; it takes causal but no mask and no dropout, and with `need_weights` "reference" stands in.
     allow_empty_rows : a query that sees no key gets weights 0 instead of a ValueError (default False).
 
     float16 and bfloat16 on the CPU are computed in float32 and returned as they came.
@@ -148,8 +150,10 @@ class QuaternionSelfAttention(nn.Module):
         check_attention(n, heads, dropout)
         if score not in ("shared", "component"):
             raise ValueError(f"score must be 'shared' or 'component', got {score!r}")
-        if backend not in ("sdpa", "reference"):
-            raise ValueError(f"backend must be 'sdpa' or 'reference', got {backend!r}")
+        if backend not in ("sdpa", "triton", "reference"):
+            raise ValueError(f"backend must be 'sdpa', 'triton' or 'reference', got {backend!r}")
+        if backend == "triton" and dropout:
+            raise ValueError(f"the backend triton has no dropout of weights, got dropout = {dropout}")
         self.n, self.heads, self.score, self.conjugate, self.fused = n, heads, score, conjugate, fused
         self.dropout, self.backend, self.allow_empty_rows = dropout, backend, allow_empty_rows
         self.qkv = QuaternionLinear(n, 3 * n)
@@ -166,6 +170,8 @@ class QuaternionSelfAttention(nn.Module):
         check_features(x, self.n)
         if x.ndim != 4:
             raise ValueError(f"x must have shape (B, L, 4, {self.n}), got {tuple(x.shape)}")
+        if self.backend == "triton" and not need_weights:
+            return self._fused(x, mask, causal)
         mask, empty = usable_mask(mask, x, causal, self.allow_empty_rows)
         q, k, v = self._projected(x)
         dropout = self.dropout if self.training else 0.0
@@ -185,6 +191,20 @@ class QuaternionSelfAttention(nn.Module):
         if empty is not None:
             weights = weights.masked_fill((empty if self.score == "shared" else empty[:, :, None])[..., None], 0)
         return y, weights.to(x.dtype)
+
+    def _fused(self, x: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        """The kernel: heads, norm and scores in one pass over q, k and v where the projection left them."""
+        if mask is not None:
+            raise ValueError("the backend triton takes causal=True but no mask: choose 'sdpa' or 'reference'")
+        q, k, v = self.qkv(x.to(self.qkv.weight.dtype) if _upcast(x) else x).chunk(3, -1)
+        options: dict[str, Any] = {"heads": self.heads, "causal": causal, "backend": "triton"}
+        if self.query_norm is not None:
+            options |= {"q_gain": self.query_norm.gain, "k_gain": self.key_norm.gain, "eps": self.query_norm.eps}
+        if self.score == "shared":
+            y = shared_score_attention(q, k, v, **options)
+        else:
+            y = component_score_attention(q, k, v, conjugate=self.conjugate, **options)
+        return self.out(y).to(x.dtype)
 
     def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x = x.to(self.qkv.weight.dtype) if _upcast(x) else x
