@@ -724,6 +724,8 @@ def choose_backend(backend: str | None, q: Tensor, heads: int) -> str:
         raise TypeError(
             f"the Triton kernels take float32, float16 and bfloat16, got {q.dtype}; backend='reference' takes others"
         )
+    if q.dtype == torch.bfloat16 and interpreted():
+        raise TypeError("Triton's interpreter cannot multiply bfloat16; take float32 or float16, or backend='reference'")
     if h > WIDEST:
         raise ValueError(f"the Triton kernels take heads of at most {WIDEST} quaternion features, got {h}")
     return "triton"
