@@ -94,7 +94,9 @@ def feasible_region(groups: Sequence[GroupScores]) -> FeasibleRegion:
         raise NoSufficientClassifier(f"no PPV is possible in all groups: {bounds}")
     p_low = min(p_low, p_high)
     if lower_curve(groups, p_low) > q_top + TOLERANCE:
-        raise NoSufficientClassifier(f"no FOR is possible in all groups: the least one is {lower_curve(groups, p_low):.6g}; {bounds}")
+        raise NoSufficientClassifier(
+            f"no FOR is possible in all groups: the least one is {lower_curve(groups, p_low):.6g}; {bounds}"
+        )
     points, coefficients = _pieces(groups, p_low, p_high)
     arcs, active = _envelope(points, coefficients)
     A, B, C = arcs.T
@@ -109,9 +111,7 @@ def feasible_region(groups: Sequence[GroupScores]) -> FeasibleRegion:
     p = np.concatenate([points[:count], [p_star]])
     starts = (A[:count] * p[:-1] + B[:count]) / (p[:-1] + C[:count])
     q = np.minimum(np.concatenate([starts, [lower_curve(groups, p_star)]]), q_top)
-    return FeasibleRegion(
-        groups, p_low, float(p_high), q_top, p_star, np.column_stack([p, q]), active[:count], arcs[:count]
-    )
+    return FeasibleRegion(groups, p_low, float(p_high), q_top, p_star, np.column_stack([p, q]), active[:count], arcs[:count])
 
 
 def _pieces(groups: tuple[GroupScores, ...], p_low: float, p_high: float) -> tuple[np.ndarray, np.ndarray]:

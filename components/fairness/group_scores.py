@@ -49,7 +49,9 @@ class GroupScores:
     def __post_init__(self) -> None:
         scores, pmf = (np.asarray(values, dtype=np.float64) for values in (self.scores, self.pmf))
         if scores.ndim != 1 or scores.shape != pmf.shape or not scores.size:
-            raise ValueError(f"scores and pmf must be two non-empty sequences of one length, got {scores.shape} and {pmf.shape}")
+            raise ValueError(
+                f"scores and pmf must be two non-empty sequences of one length, got {scores.shape} and {pmf.shape}"
+            )
         if not np.isfinite(scores).all() or (scores < 0).any() or (scores > 1).any():
             raise ValueError("scores must be probabilities in [0, 1], without NaN")
         if not np.isfinite(pmf).all() or (pmf < 0).any() or abs(pmf.sum() - 1) > 1e-9:
