@@ -122,3 +122,17 @@ class GroupScores:
         # Neighbouring arcs agree where they meet, so either will do there.
         A, B, C = arcs[np.minimum(np.searchsorted(arcs[:, 0], p), len(arcs) - 1), 2:].T.reshape(3, *p.shape)
         return (A * p + B) / (p + C)
+
+    def p_max(self, q: float) -> float:
+        """The largest precision at which the false omission rate can be `q` or less, in [mu, s_1].
+
+        Raises ValueError where no precision has so small a rate: q below the least score."""
+        if q < self.q_min(self.base_rate) - TOLERANCE:
+            raise ValueError(f"the false omission rate cannot be {q}: it is at least the least score {self.scores[-1]}")
+        if self.scores.size == 1 or q >= self.q_min(self.scores[0]):
+            return float(self.scores[0])
+        arcs = self._arcs[::-1]  # p rising, q rising
+        ends = self.q_min(arcs[:, 0])
+        low, high, A, B, C = (arcs[min(int(np.searchsorted(ends, q)), len(arcs) - 1)])[[1, 0, 2, 3, 4]]
+        p = (q * C - B) / (A - q) if A != q else high
+        return float(np.clip(p, low, high))
