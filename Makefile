@@ -39,6 +39,7 @@ benchmarks: setup
 	$(BIN)/python -m benchmarks.optimisers
 	$(BIN)/python -m benchmarks.gradient_stabilizer
 	$(BIN)/python -m benchmarks.zeroth_order
+	$(BIN)/python -m benchmarks.sufficiency
 	$(BIN)/python -m benchmarks.kernels
 	$(BIN)/python -m benchmarks.orchestration
 

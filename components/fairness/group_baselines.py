@@ -23,6 +23,10 @@ from components.fairness.group_scores import GroupScores
 Rules = list[np.ndarray]
 
 
+class NoThreshold(ValueError):
+    """A group has a single score, which no threshold divides."""
+
+
 def expected_loss(groups: Sequence[GroupScores], rules: Rules, cost_fp: float, cost_fn: float) -> float:
     """c_FP P(R = 1, Y = 0) + c_FN P(R = 0, Y = 1) of any rules."""
     parts = [g.pmf @ (cost_fp * r * (1 - g.scores) + cost_fn * (1 - r) * g.scores) for g, r in zip(groups, rules, strict=True)]
@@ -48,13 +52,13 @@ def matched_thresholds(
     """One threshold per group: each threshold of the largest group in turn, every other group at the threshold that comes closest.
 
     match : "ppv", |dPPV| alone, or "both", |dPPV| + |dFOR| (default). Of the choices within 0.005 of the least total difference that
-    with the least loss is taken. For two groups all pairs of thresholds are looked at. Raises ValueError for a group with one score."""
+    with the least loss is taken. For two groups all pairs of thresholds are looked at. Raises NoThreshold for a group with one score."""
     groups = check_groups(groups)
     if match not in ("ppv", "both"):
         raise ValueError(f"match must be 'ppv' or 'both', got {match!r}")
     for place, group in enumerate(groups):
         if group.scores.size < 2:
-            raise ValueError(f"group {place} has one score, which no threshold divides")
+            raise NoThreshold(f"group {place} has one score, which no threshold divides")
     tables = [_thresholds(g) for g in groups]
     lead = int(np.argmax(weights_of(groups)))
     choices, gaps = [], []

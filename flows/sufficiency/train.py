@@ -14,6 +14,7 @@ from pydantic import Field
 from components.fairness.decision_rules import group_rates, rate_gap, rates
 from components.fairness.feasible_region import NoSufficientClassifier
 from components.fairness.group_baselines import (
+    NoThreshold,
     Rules,
     demographic_parity,
     equalised_odds,
@@ -68,7 +69,7 @@ def costs_of(p: Params) -> list[tuple[float, float]]:
 def decide(
     groups: list[GroupScores], method: str, cost: tuple[float, float], p: Params
 ) -> tuple[Rules, SufficientSolution | None]:
-    """The rules of a method. Raises NoSufficientClassifier."""
+    """The rules of a method. Raises NoSufficientClassifier or NoThreshold."""
     if method in BASELINES:
         return BASELINES[method](groups, *cost), None
     found = solve_sufficient(groups, *cost, "loss" if method == OURS else "separation", p.degenerate)
@@ -117,7 +118,7 @@ def run_job(job: Job) -> list[dict[str, Any]]:
                 row = {"dataset": job.dataset, "split": split, "cost_fp": cost[0], "cost_fn": cost[1], "method": method}
                 try:
                     rules, _ = decide(groups, method, cost, p)
-                except NoSufficientClassifier:
+                except (NoSufficientClassifier, NoThreshold):
                     rows.append(row | {"feasible": False})
                     continue
                 # A rule is per calibrated score; cells of one score share it.
@@ -138,7 +139,7 @@ def population_rows(p: Params, table: pd.DataFrame, dataset: str) -> tuple[list[
             row = {"dataset": dataset, "cost_fp": cost[0], "cost_fn": cost[1], "method": method}
             try:
                 rules, found = decide(groups, method, cost, p)
-            except NoSufficientClassifier as error:
+            except (NoSufficientClassifier, NoThreshold) as error:
                 facts.append(row | {"feasible": False, "why": str(error)})
                 continue
             rates_table = group_rates(groups, rules, names)

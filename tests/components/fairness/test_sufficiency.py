@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
+from benchmarks.sufficiency import looped_optimum
 from components.fairness.decision_rules import band_rule, group_rates, mixture_rule, rate_gap
 from components.fairness.feasible_region import NoSufficientClassifier, feasible_region
 from components.fairness.group_baselines import expected_loss
@@ -283,3 +284,11 @@ def test_order_of_groups_and_pairs_of_them():
                 if extra not in subset:
                     a, b = feasible_region(subset), solved([*subset, extra])
                     assert b is None or (b.region.p_low >= a.p_low - 1e-12 and b.region.p_star <= a.p_star + 1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(4, 8), st.floats(0.3, 3))
+def test_a_list_of_candidates_in_loops_finds_the_same(groups, cost):
+    found = solved(groups, cost_fp=cost)
+    assume(found is not None)
+    assert looped_optimum(groups, cost) == pytest.approx(found.value, abs=1e-10)
