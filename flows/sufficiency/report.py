@@ -143,20 +143,17 @@ def population_table(facts: pd.DataFrame, cost: tuple[float, float]) -> list[lis
     return body
 
 
-def price_sentences(facts: pd.DataFrame) -> str:
-    """Where sufficiency is dear, where its separation optimum ignores the costs, and where it is degenerate."""
+def price_table(facts: pd.DataFrame, costs: list[tuple[float, float]]) -> list[list[str]]:
+    """Per data set and costs: loss above a single threshold's, of the sufficient decision and of the one aimed at separation."""
     good = facts[facts["feasible"]].set_index(["dataset", "cost_fp", "cost_fn", "method"])["loss"]
-    lines = []
-    for dataset, a, b in dict.fromkeys((d, a, b) for d, a, b, _ in good.index):
-        single, ours, far = (good.get((dataset, a, b, m)) for m in ("single threshold", OURS, "separation"))
-        if ours is not None and single is not None:
-            words = (
-                f"- {DATASETS[dataset]}, costs {named((a, b))}: {100 * (ours / single - 1):+.1f} % loss over a single threshold"
-            )
-            lines.append(
-                words + (f", {100 * (far / single - 1):+.1f} % where separation is aimed at." if far is not None else ".")
-            )
-    return "\n".join(lines)
+    body = []
+    for dataset in dict.fromkeys(facts["dataset"]):
+        cells = []
+        for a, b in costs:
+            single, *losses = (good.get((dataset, a, b, m)) for m in ("single threshold", OURS, "separation"))
+            cells.append(" / ".join("–" if x is None or single is None else f"{100 * (x / single - 1):+.1f}" for x in losses))
+        body.append([DATASETS[dataset], *cells])
+    return body
 
 
 def report(p: Params, metrics: Metrics, data: Path, train: Path, evaluate: Path, out: Path) -> None:
@@ -205,7 +202,11 @@ def report(p: Params, metrics: Metrics, data: Path, train: Path, evaluate: Path,
             caption="On the populations that the scores are calibrated on. Linear up to 10 %, logarithmic above. A missing bar: no such decision.",
             alt="Bars of loss above a single threshold's, by data set, method and cost.",
         )
-        r.text(price_sentences(facts))
+        r.table(
+            ["data set", *(f"costs {named(cost)}" for cost in costs)],
+            price_table(facts, costs),
+            caption="Loss above a single threshold's, %: the sufficient decision / the one that is aimed at separation, whatever the costs.",
+        )
         whole = [
             f"{s['dataset']} at {named((s['cost_fp'], s['cost_fn']))} ({s['method']})" for s in solutions if s["degenerate"]
         ]
