@@ -89,11 +89,11 @@ class Enhancer(nn.Module):
         self.first_norm, self.second_norm = nn.GroupNorm(1, 4 * n), nn.GroupNorm(1, 4 * n)
         self.along_time = nn.ModuleList(Block(n, heads, kind, block, **options) for _ in range(layers))
         self.along_frequency = nn.ModuleList(Block(n, heads, kind, block, **options) for _ in range(layers))
-        up = {"stride": (1, 2), "padding": (0, 1)}
+        up = {"stride": (1, 2), "padding": (1, 1)}
         if real:
-            self.up: nn.Module = nn.ConvTranspose2d(8 * n, 4 * n, (1, 3), **up)
+            self.up: nn.Module = nn.ConvTranspose2d(8 * n, 4 * n, (3, 3), **up)
         else:
-            self.up = QuaternionConvTranspose2d(2 * n, n, (1, 3), **up)
+            self.up = QuaternionConvTranspose2d(2 * n, n, (3, 3), **up)
         self.up_norm, self.out = nn.GroupNorm(1, 4 * n), nn.Conv2d(4 * n, 2, 1)
 
     def mask(self, spectrum: Tensor) -> Tensor:

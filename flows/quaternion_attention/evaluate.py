@@ -23,7 +23,7 @@ from components.speech.enhancer import Enhancer
 from components.speech.metrics import si_sdr, stoi
 from components.stats import Metrics, paired_difference, summarise
 from flows.quaternion_attention import train as training
-from flows.quaternion_attention.arms import NOISY, TASKS
+from flows.quaternion_attention.arms import METHODS, NOISY, TASKS
 from flows.quaternion_attention.models import classifier, enhancer
 from flows.quaternion_attention.store import Mixtures, load_mixtures
 from tasks.fanout import fanout
@@ -256,9 +256,9 @@ def evaluate(p: Params, data: Path, train: Path, out: Path) -> Metrics:
     for (method, metric), found in facts.items():
         metrics.setdefault(method, {})[metric] = summarise([found[seed] for seed in sorted(found)])
     for task in TASKS[1:]:
-        for other in ("component", "none", "real"):
+        for other in METHODS:
             pair = [facts.get((method, f"{task}/accuracy"), {}) for method in ("shared", other)]
-            if seeds := sorted(set(pair[0]) & set(pair[1])):
+            if other != "shared" and (seeds := sorted(set(pair[0]) & set(pair[1]))):
                 difference = paired_difference(*([one[seed] for seed in seeds] for one in pair))
                 metrics.setdefault(f"shared - {other}", {})[f"{task}/accuracy"] = difference
     maps = kept_maps(p, trained, data, train) if rows else {}

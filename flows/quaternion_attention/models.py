@@ -36,19 +36,29 @@ class Speech(Attention):
     hop: int = Field(80, ge=1, description="samples between frames")
 
 
+def kind_of(method: str) -> str:
+    """shared, component, none or real."""
+    return method.split(",")[0]
+
+
+def heads_of(p: Attention, method: str) -> int:
+    return 4 * p.heads if method == "shared, 4 times the heads" else p.heads
+
+
 def attention_options(p: Attention, method: str) -> dict[str, object]:
     """What the attention of a method takes."""
     if method == "none":
         return {}
-    return {"qk_norm": p.qk_norm} | ({"fused": p.fused} if method == "component" else {})
+    own = {"fused": p.fused, "conjugate": method == "component, conjugated"} if kind_of(method) == "component" else {}
+    return {"qk_norm": p.qk_norm} | own
 
 
 def enhancer(p: Speech, method: str) -> Enhancer:
     return Enhancer(
         p.n,
-        p.heads,
+        heads_of(p, method),
         p.layers,
-        method,
+        kind_of(method),
         p.block,
         p.n_fft,
         p.hop,
@@ -79,4 +89,5 @@ def classifier(p: Attention, method: str, x: np.ndarray, classes: int) -> Sequen
     """For inputs like x: patches (N, L, 4, features) or symbols (N, L)."""
     embedding = ByteEmbedding(len(SYMBOLS), p.n) if x.ndim == 2 else Patches(x.shape[3], p.n, method == "real")
     options = {"dropout": p.dropout} | attention_options(p, method)
-    return SequenceClassifier(embedding, x.shape[1], p.n, p.heads, p.layers, classes, method, **options)
+    heads, kind = heads_of(p, method), kind_of(method)
+    return SequenceClassifier(embedding, x.shape[1], p.n, heads, p.layers, classes, kind, **options)

@@ -41,8 +41,8 @@ def count_figure(counts: dict) -> Figure:
     """Multiplications of scores, and of whole networks."""
     fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
     shapes = [f"L = {length}, h = {h}" for _, _, length, h in counts["shapes"]]
-    places, forms = np.arange(len(shapes)), list(counts["scores"])
-    for offset, (form, colour) in enumerate(zip(forms, ("vermillion", "sky", "blue"), strict=True)):
+    places, forms = np.arange(len(shapes)), ("shared", "component", "component, fused")
+    for offset, (form, colour) in enumerate(zip(forms, ("vermillion", "blue", "sky"), strict=True)):
         heights = [row["products"] / 1e6 for row in counts["scores"][form]]
         left.bar(places + 0.27 * (offset - 1), heights, 0.25, color=COLOURS[colour], label=form)
     left.set_xticks(places, shapes)
@@ -113,6 +113,10 @@ def maps_figure(maps: dict[str, np.ndarray]) -> Figure:
     return fig
 
 
+def title(words: str) -> str:
+    return words[0].upper() + words[1:]
+
+
 def ahead(cell: dict) -> str:
     """Who is ahead, by the interval of a difference shared minus other."""
     if cell["ci95"] is None:
@@ -123,7 +127,7 @@ def ahead(cell: dict) -> str:
 
 def differences(metrics: Metrics, metric: str, unit: str, digits: int) -> str:
     lines = []
-    for other in ("component", "none", "real"):
+    for other in METHODS:
         cell = metrics.get(f"shared - {other}", {}).get(metric)
         if cell is not None:
             lines.append(
@@ -192,7 +196,7 @@ def classes_section(r: Report, metrics: Metrics, trained: dict, sheet: dict) -> 
     )
     for task in ("digits", "text"):
         if lines := differences(metrics, f"{task}/accuracy", "percentage points", 2):
-            r.text(f"{names[sheet[task]['source']].capitalize()}, paired by seed:\n\n{lines}")
+            r.text(f"{title(names[sheet[task]['source']])}, paired by seed:\n\n{lines}")
 
 
 def report(p: Params, metrics: Metrics, data: Path, train: Path, evaluate: Path, out: Path) -> None:

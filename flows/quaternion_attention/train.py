@@ -38,7 +38,7 @@ class Loss(Strict):
 
 
 class Training(Strict):
-    methods: list[str] = Field(list(METHODS), min_length=1, description="methods")
+    methods: list[str] = Field(list(METHODS)[:4], min_length=1, description="methods")
     steps: int = Field(ge=1, description="optimiser steps")
     batch: int = Field(ge=1, description="examples in a step")
     lr: float = Field(gt=0, description="highest learning rate, for every method")

@@ -231,7 +231,7 @@ def test_waves_survive_their_file(tmp_path):
 @pytest.mark.parametrize("profile", ["cpu", "smoke", "paper"])
 def test_parameters_of_every_profile(profile):
     p = params("train", profile)
-    assert p.speech.methods == list(METHODS) and p.digits.methods == list(METHODS)
+    assert p.speech.methods == list(METHODS)[:4] and p.digits.methods == list(METHODS)
     if profile == "paper":
         assert p.speech.model.block == "conformer" and p.speech.model.growth * 4 == 64
         assert p.speech.betas == (0.5, 0.999) and p.speech.steps == 400 * (11_572 // 8)
