@@ -83,9 +83,9 @@ paper = Paper(
             ),
             rule=(lower_bound_above(-0.5), mean_above(2), mean_above(2)),
             explanation=(
-                "It is a weak test at this budget: blocks without any attention do as well on most noises, so that a worse attention would hardly "
-                "show. In bursts, which only their other copies foretell, attention helps by little. The real network gains more with four times "
-                "the weights."
+                "It is a weak test at this budget: blocks without any attention gain more, in bursts too, so that a worse attention would hardly "
+                "show. The real network gains half as much again with four times the weights. What the test does say: one map in place of four "
+                "costs nothing here."
             ),
         ),
         Claim(
@@ -96,11 +96,10 @@ paper = Paper(
             quantity=("shared - component", "digits/accuracy"),
             rule=lower_bound_above(-2),
             explanation=(
-                "What two heads with one score each lack here is the number of maps. The same shared score in eight heads, as many maps as four "
-                "per head, comes close to component scores with the same weights; and component scores of q conj(k), which span no more "
-                "interactions than the shared one, are as good as those of q k. So it is not what a score can express, and more heads, which cost "
-                "no weights, make up for most of it. In longer runs the difference shrinks: with five times the steps it was 0.6 points in a "
-                "trial of six seeds."
+                "What two heads with one score each seem to lack here is the number of maps. The same shared score in eight heads, as many maps as "
+                "four per head, makes up for most of it with the same weights; and component scores of q conj(k), which span no more interactions "
+                "than the shared one, do about as well as those of q k. So it is hardly what a score can express. In longer runs the difference "
+                "shrinks: with five times the steps it was 0.6 points in a trial of six seeds."
             ),
         ),
         Claim(
