@@ -13,8 +13,9 @@ run: setup
 	$(BIN)/paperflows run bes
 	@echo "Read results/bes/README.md, or open results/bes/index.html; runs and curves: $(BIN)/paperflows ui"
 
+# Tests of a data set that cannot be had where they run say so, each for itself.
 test: setup
-	$(BIN)/paperflows fetch
+	-$(BIN)/paperflows fetch
 	$(BIN)/python -m pytest $(PYTEST)
 
 lint: setup
@@ -36,6 +37,11 @@ benchmarks: setup
 	$(BIN)/python -m benchmarks.nano_assembly
 	$(BIN)/python -m benchmarks.scheduling
 	$(BIN)/python -m benchmarks.optimisers
+	$(BIN)/python -m benchmarks.gradient_stabilizer
+	$(BIN)/python -m benchmarks.zeroth_order
+	$(BIN)/python -m benchmarks.sufficiency
+	$(BIN)/python -m benchmarks.kernels
+	$(BIN)/python -m benchmarks.quaternion_attention
 	$(BIN)/python -m benchmarks.orchestration
 
 clean:

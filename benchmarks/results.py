@@ -27,5 +27,5 @@ def write_section(title: str, command: str, columns: Sequence[str], rows: Sequen
         else "# Benchmarks\n\nRatios measured side by side in one run each.\n\n"
     )
     pattern = re.compile(rf"## {re.escape(title)}\n.*?(?=\n## |\Z)", re.DOTALL)
-    text = pattern.sub(lambda _: section.rstrip("\n"), text) if pattern.search(text) else text.rstrip("\n") + "\n\n" + section
+    text = pattern.sub(lambda _: section, text) if pattern.search(text) else text.rstrip("\n") + "\n\n" + section
     path.write_text(text.rstrip("\n") + "\n", encoding="utf-8")

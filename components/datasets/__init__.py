@@ -1,1 +1,1 @@
-"""Real data sets, each with what must be known to use it: rows, groups, licence, source."""
+"""Data sets: real ones, each with what must be known to use it, and planted generators whose truth is known."""

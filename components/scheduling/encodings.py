@@ -86,7 +86,10 @@ class Encoding:
         """Variables and clauses that the encoding needs whatever the arcs are."""
 
     def new_arc(self, before: int, after: int) -> int:
-        raise NotImplementedError
+        """The literal of an arc that had none: one variable for the unordered pair, unless the encoding says otherwise."""
+        literal = self.variable()
+        self.arc_literals[before, after], self.arc_literals[after, before] = literal, -literal
+        return literal
 
     def forbid_cycle(self, arcs: Iterable[int]) -> None:
         """These arcs, a cycle, do not all hold: true in every schedule."""
@@ -120,11 +123,6 @@ class Lazy(Encoding):
 
     name = "lazy"
 
-    def new_arc(self, before: int, after: int) -> int:
-        literal = self.variable()
-        self.arc_literals[before, after], self.arc_literals[after, before] = literal, -literal
-        return literal
-
 
 class Transitive(Encoding):
     """One variable for each pair, and for each triple that its three arcs do not close a cycle."""
@@ -137,8 +135,7 @@ class Transitive(Encoding):
             raise ValueError(f"the transitive encoding is for at most {LARGEST_TRANSITIVE} jobs, got {n}: take another one")
         for u in range(n):
             for v in range(u + 1, n):
-                y[u, v] = self.variable()
-                y[v, u] = -y[u, v]
+                self.new_arc(u, v)
         for u in range(n):
             for v in range(u + 1, n):
                 for w in range(v + 1, n):

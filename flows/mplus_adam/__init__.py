@@ -29,7 +29,7 @@ paper = Paper(
     title="M+Adam: Low-Precision Training via Additive-Multiplicative Optimization",
     authors="Liang, Loeschcke, Toftrup, Anandkumar",
     arxiv="2607.10611",
-    field="low-precision training",
+    field="optimisation",
     summary=(
         "A master copy of the weights in 32 bits exists because a small additive step disappears when it is rounded to 8 or 4 bits. "
         "Where the low-precision copy is all there is, Adam stops moving exactly the large weights, whose grid is coarse. A "

@@ -2,12 +2,15 @@
 
 import hashlib
 import io
+import shutil
+import subprocess
 import tarfile
 import time
 import zipfile
 
 import pytest
 
+from tasks import assets
 from tasks.assets import MANIFEST, Asset, AssetError, Member, check, fetch
 from tasks.errors import UserError
 
@@ -45,7 +48,7 @@ def make_archive(folder, members=MEMBERS, setup="from setuptools import setup; s
 
 def archive_asset(archive):
     members = tuple(Member(f"tiny_set-1.0/{path}", path.rsplit("/", 1)[1], sha(data)) for path, data in MEMBERS.items())
-    return asset_for(archive, members, source=True)
+    return asset_for(archive, members, kind="source")
 
 
 def asset_for(wheel, members=None, **changes):
@@ -256,3 +259,83 @@ def test_check_is_fast(root):
     start = time.process_time()
     check(root, "big", manifest={"big": asset})
     assert time.process_time() - start < 2  # a hash of 20 MB takes some hundredths of a second
+
+
+# --- packages of Debian -------------------------------------------------------------------------------------------------
+
+
+def make_package(mirror, parts):
+    """An ar archive as `ar` writes it, in its place on a mirror."""
+    body = b"!<arch>\n"
+    for name, data in parts.items():
+        body += f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(data):<10}`\n".encode() + data + b"\n" * (len(data) % 2)
+    path = mirror / "pool/main/t/tiny/tiny-set_1.0_all.deb"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(body)
+    return path
+
+
+PARTS = {"debian-binary": b"2.0\n", "control.tar.xz": b"odd", "data.tar.xz": b"what we want"}
+
+
+@pytest.fixture
+def mirror(tmp_path, monkeypatch):
+    folder = tmp_path / "mirror"
+    monkeypatch.setattr(assets, "MIRRORS", ((tmp_path / "nowhere").as_uri(), folder.as_uri()))
+    monkeypatch.setattr(assets.shutil, "which", lambda name: None)
+    return folder
+
+
+def package_asset(package, **changes):
+    members = (Member("data.tar.xz", "set.tar.xz", sha(PARTS["data.tar.xz"])),)
+    return asset_for(package, members, kind="debian", pool="pool/main/t/tiny", **changes)
+
+
+def test_a_debian_package_gives_its_parts(root, mirror):
+    package = make_package(mirror, PARTS)
+    fetch(root, manifest={"tiny": package_asset(package)})
+    assert content(root) == {"set.tar.xz": b"what we want"}
+
+
+@pytest.mark.skipif(shutil.which("ar") is None, reason="there is no ar here")
+def test_archives_of_ar_itself_are_read(tmp_path):
+    for name, data in PARTS.items():
+        (tmp_path / name).write_bytes(data)
+    subprocess.run(["ar", "rc", "it.deb", *PARTS], cwd=tmp_path, check=True)
+    assert dict(assets._ar_members((tmp_path / "it.deb").read_bytes())) == PARTS
+
+
+def test_debian_packages_that_are_wrong_or_not_there(root, mirror):
+    package = make_package(mirror, PARTS)
+    good = package_asset(package)
+    with pytest.raises(AssetError, match="tiny-set_1.0_all.deb has SHA-256"):
+        fetch(root, manifest={"tiny": package_asset(package, sha256="0" * 64)})
+    short = package.read_bytes()[:-3]
+    package.write_bytes(short)
+    with pytest.raises(AssetError, match="cannot be unpacked: it ends within a part"):
+        fetch(root, manifest={"tiny": package_asset(package)})
+    package.write_bytes(b"<html>not found</html>")
+    with pytest.raises(AssetError, match="cannot be unpacked: it is no ar archive"):
+        fetch(root, manifest={"tiny": package_asset(package)})
+    make_package(mirror, {"debian-binary": b"2.0\n"})
+    with pytest.raises(AssetError, match="does not hold what the manifest names: data.tar.xz"):
+        fetch(root, manifest={"tiny": package_asset(package)})
+    package.unlink()
+    with pytest.raises(AssetError, match=r"could not be downloaded \(file.*; file.*check the network"):
+        fetch(root, manifest={"tiny": good})
+    assert not (root / "data/tiny").exists()
+
+
+def test_what_cannot_be_brought_does_not_keep_the_others_away(root, manifest, mirror):
+    absent = package_asset(make_package(mirror, PARTS), name="absent")
+    make_package(mirror, PARTS).unlink()
+    with pytest.raises(AssetError, match="^asset absent:"):
+        fetch(root, manifest={"absent": absent, **manifest})
+    check(root, "tiny", manifest=manifest)
+
+
+def test_pools_are_of_debian_packages_alone(wheels):
+    wheel = make_wheel(wheels)
+    for changes in ({"kind": "debian"}, {"pool": "pool/main/t/tiny"}, {"kind": "debian", "pool": "pool/../../etc"}):
+        with pytest.raises(ValueError, match="has a pool like"):
+            asset_for(wheel, **changes)
