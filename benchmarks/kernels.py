@@ -173,6 +173,41 @@ def gathered(bench: Bench) -> Iterator[Case]:
                 bytes_moved(*moved) + bytes_moved(*moved, backward=True),
                 {"SDPA, dense": with_backward(dense, q, k, v), name: with_backward(compacted, q, k, v)},
             )
+            if share == 0.2:
+                yield from both_branches(bench, length, q, k, v, index, pairs, count)
+
+
+def both_branches(
+    bench: Bench, length: int, q: Tensor, k: Tensor, v: Tensor, index: Any, pairs: int, count: int
+) -> Iterator[Case]:
+    """What L2A's two branches take together, a window for all tokens and the past for a fifth, beside dense attention."""
+    heads, kv_heads, width = q.shape[2], k.shape[2], q.shape[3]
+    window = length // 8 if bench.gpu else min(128, length // 8)
+    near = window_pairs(1, length, window)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return sliding_window_attention(q, k, v, window) + token_gathered_attention(q, k, v, index)
+
+    def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scaled_dot_product_attention(*heads_first(q, k, v), is_causal=True, enable_gqa=True)
+
+    operations = flops(pairs + near, heads, width)
+    moved = [(p, n, length, heads, kv_heads, width, q.element_size()) for p, n in ((pairs, count), (near, length))]
+    size = f"T = {length}, W = {window} and 20% active, {heads}/{kv_heads} heads of {width}"
+    yield Case(
+        f"{size}, forward",
+        lambda: ours(q, k, v),
+        operations,
+        sum(bytes_moved(*m) for m in moved),
+        {"SDPA, dense": lambda: dense(q, k, v)},
+    )
+    yield Case(
+        f"{size}, with backward",
+        with_backward(ours, q, k, v),
+        operations + flops(pairs + near, heads, width, backward=True),
+        sum(bytes_moved(*m) + bytes_moved(*m, backward=True) for m in moved),
+        {"SDPA, dense": with_backward(dense, q, k, v)},
+    )
 
 
 def keys_seen(places: Tensor, length: int) -> Tensor:

@@ -316,6 +316,14 @@ def interval(cell: Summary | None, digits: int = 2, *, signed: bool = False) -> 
     return mean if cell["ci95"] is None else f"{mean} [{cell['ci95'][0]:.{digits}f}, {cell['ci95'][1]:.{digits}f}]"
 
 
+def plus_minus(cell: Summary | None, digits: int) -> str:
+    """`2.561 ± 0.020`, the mean and half the width of its interval, or the mean alone; a dash for nothing measured."""
+    if cell is None:
+        return "–"
+    half = "" if cell["ci95"] is None else f" ± {(cell['ci95'][1] - cell['ci95'][0]) / 2:.{digits}f}"
+    return f"{cell['mean']:.{digits}f}{half}"
+
+
 def environment() -> jinja2.Environment:
     """The templates of all pages, with autoescape on and unknown names an error."""
     import jinja2

@@ -16,7 +16,7 @@ from flows.gradient_stabilizer import paper
 from flows.gradient_stabilizer.arms import CLIPS, METHODS, OURS
 from tasks.claims import number
 from tasks.params import StageParams
-from tasks.report import COLOURS, Report, interval, style
+from tasks.report import COLOURS, Report, interval, plus_minus, style
 
 LINES = {
     "none": ("black", "x", ":"),
@@ -31,14 +31,6 @@ LINES = {
 
 class Params(StageParams):
     before: int = Field(40, ge=1, description="steps that are drawn before the single spike")
-
-
-def plus_minus(cell: dict | None, digits: int) -> str:
-    """`2.561 ± 0.020`, the mean alone where there is no interval, a dash for nothing measured."""
-    if cell is None:
-        return "–"
-    half = "" if cell["ci95"] is None else f" ± {(cell['ci95'][1] - cell['ci95'][0]) / 2:.{digits}f}"
-    return f"{cell['mean']:.{digits}f}{half}"
 
 
 def at_values(metrics: Metrics, method: str, prefix: str) -> tuple[np.ndarray, list[dict]]:

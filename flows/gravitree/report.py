@@ -17,7 +17,7 @@ from components.trees.tree import Leaf, Tree, from_dict, leaves
 from flows.gravitree import paper
 from flows.gravitree.arms import DATASETS, LADDER, METHODS
 from tasks.params import StageParams
-from tasks.report import COLOURS, Report, interval, style
+from tasks.report import COLOURS, Report, interval, plus_minus, style
 
 MARKS = {
     "rule list": ("s", "blue"),
@@ -34,14 +34,6 @@ MARKS = {
 class Params(StageParams):
     shown: str = Field("compas", description="data set whose trees are drawn")
     shown_split: int = Field(0, ge=0, description="split whose trees are drawn")
-
-
-def plus_minus(cell: dict | None, digits: int) -> str:
-    """`0.713 ± 0.003`, the mean alone where there is no interval, a dash for nothing measured."""
-    if cell is None:
-        return "–"
-    half = "" if cell["ci95"] is None else f" ± {(cell['ci95'][1] - cell['ci95'][0]) / 2:.{digits}f}"
-    return f"{cell['mean']:.{digits}f}{half}"
 
 
 def draw_tree(axis: Axes, tree: Tree, names: list[str]) -> None:

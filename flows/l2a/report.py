@@ -16,7 +16,7 @@ from components.stats import Metrics, summarise
 from flows.l2a import paper
 from flows.l2a.arms import DENSE, METHODS, OURS, TASKS
 from tasks.params import StageParams
-from tasks.report import COLOURS, Report, interval, style
+from tasks.report import COLOURS, Report, interval, plus_minus, style
 
 LINES = {
     "full": ("black", "x", ":"),
@@ -33,14 +33,6 @@ FIRED = ("#eceef1", COLOURS["sky"], COLOURS["orange"], COLOURS["green"])
 class Params(StageParams):
     shown: int = Field(192, ge=8, description="tokens of the text that is drawn")
     per_line: int = Field(48, ge=8, description="of them in a line")
-
-
-def plus_minus(cell: dict | None, digits: int) -> str:
-    """`2.561 ± 0.020`, the mean alone where there is no interval, a dash for nothing measured."""
-    if cell is None:
-        return "–"
-    half = "" if cell["ci95"] is None else f" ± {(cell['ci95'][1] - cell['ci95'][0]) / 2:.{digits}f}"
-    return f"{cell['mean']:.{digits}f}{half}"
 
 
 def strip_figure(p: Params, data: Path, active: np.ndarray, names: list[str]) -> Figure:

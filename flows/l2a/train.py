@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from components.attention.l2a import l2a_layers, set_leaks
 from components.attention.pruning import skip_rates
 from components.attention.router import router_loss
 from components.attention.schedule import L2AConfig
+from components.optim.schedules import warmup_cosine
 from flows.l2a.arms import METHODS, OURS, TASKS, Arm
 from flows.l2a.models import Model, RouterParams, adapt, pretrained_base, routed, small_base
 from flows.l2a.store import datasheet, held_texts, training_batches
@@ -101,14 +101,6 @@ def base_model(job: Job) -> nn.Module:
     return model
 
 
-def learning_rate(step: int, phase: Phase, final: float) -> float:
-    """Linear warm-up, then half a cosine down to `final` times the highest."""
-    if step < phase.warmup:
-        return phase.lr * (step + 1) / phase.warmup
-    done = (step - phase.warmup) / max(1, phase.steps - phase.warmup)
-    return phase.lr * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done)))
-
-
 def penalised(model: nn.Module) -> tuple[Tensor, list[float]]:
     """The routers' penalty of the last pass and the active share per layer: squares for L2A, plain probabilities per head."""
     layers = routed(model)
@@ -143,7 +135,7 @@ def run_job(job: Job) -> dict[str, Any]:
     watched = job.task == "recall" and arm == Arm(OURS)
     for step in range(phase.steps):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, phase, p.final)
+            group["lr"] = warmup_cosine(step, phase.steps, phase.warmup, phase.lr, p.final)
         leaks = config.leaks(len(leaking), step, job.seed) if learns else [False] * len(leaking)
         set_leaks(leaking, leaks)
         inputs, targets = next(batches)

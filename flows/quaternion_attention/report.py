@@ -14,7 +14,7 @@ from components.stats import Metrics, summarise
 from flows.quaternion_attention import paper
 from flows.quaternion_attention.arms import METHODS, NOISY
 from tasks.params import StageParams
-from tasks.report import COLOURS, Report, interval, style
+from tasks.report import COLOURS, Report, interval, plus_minus, style
 
 LINES = {
     "shared": ("vermillion", "o", "-"),
@@ -27,14 +27,6 @@ EDGES = (-2.5, 1.25, 5.0, 8.75, 12.5)
 
 class Params(StageParams):
     """Nothing to choose."""
-
-
-def plus_minus(cell: dict | None, digits: int) -> str:
-    """`8.11 ± 0.31`, the mean alone where there is no interval, a dash for nothing measured."""
-    if cell is None:
-        return "–"
-    half = "" if cell["ci95"] is None else f" ± {(cell['ci95'][1] - cell['ci95'][0]) / 2:.{digits}f}"
-    return f"{cell['mean']:.{digits}f}{half}"
 
 
 def count_figure(counts: dict) -> Figure:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 
@@ -224,14 +223,6 @@ def test_documents_with_a_tokenizer(tmp_path):
         data.tokens_of_files(p.model_copy(update={"path": str(tmp_path)}))
     with pytest.raises(UserError, match="could not be loaded"):
         data.tokens_of_files(p.model_copy(update={"tokenizer": str(tmp_path / "none")}))
-
-
-def test_learning_rate_warms_up_and_falls():
-    train = stage("train")
-    phase = train.Phase(batch=1, steps=120, lr=2e-3, warmup=20)
-    rates = [train.learning_rate(step, phase, 0.1) for step in range(120)]
-    assert rates[0] == pytest.approx(1e-4) and max(rates) == pytest.approx(2e-3) and rates.index(max(rates)) in (19, 20)
-    assert rates[-1] == pytest.approx(2e-4, rel=0.01) and all(a > b for a, b in itertools.pairwise(rates[20:]))
 
 
 @pytest.mark.parametrize("profile", ["cpu", "smoke", "paper"])

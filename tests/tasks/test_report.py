@@ -333,10 +333,13 @@ def test_verdicts_and_text_are_readable_in_both_modes(mode):
 
 
 def test_an_interval_for_a_reader():
-    from tasks.report import interval
+    from tasks.report import interval, plus_minus
 
     cell = {"mean": 0.9512, "ci95": [0.3, 1.6024], "n": 5, "values": [0.9512] * 5}
     assert interval(cell) == "0.95 [0.30, 1.60]"
     assert interval(cell, 3, signed=True) == "+0.951 [0.300, 1.602]"
     assert interval(cell | {"ci95": None}, 1) == "1.0"
     assert interval(None) == "–"
+    assert plus_minus(cell, 2) == "0.95 ± 0.65"
+    assert plus_minus(cell | {"ci95": None}, 1) == "1.0"
+    assert plus_minus(None, 2) == "–"
