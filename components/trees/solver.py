@@ -34,6 +34,9 @@ from components.trees.tree import ORDERS, Tree, is_falling
 
 BACKENDS = {"numba": NumbaFrontiers, "python": PythonFrontiers}
 ALL_BOUNDS = frozenset(BOUNDS)
+# With branchings a row set is reached by many parents that ask for different caps and budgets. One frontier answers all of them,
+# whereas handing caps and budgets down expands the set again and again: two to four times the time for the optimum.
+WITH_BRANCHINGS = frozenset({"leaf_side", "two_leaves"})
 
 
 def _integer(value: object, name: str, least: int) -> int:
@@ -80,7 +83,7 @@ class FallingTreeSolver:
     omega : price of a missed positive in units of a false alarm, for "zero_one"; default 1.
     min_leaf : rows in a leaf, at least; default 10.
     order : "path" (default), "depth" (stricter; found by filtering "path") or None (ordinary trees).
-    bounds : names of the bounds in use; all of them by default.
+    bounds : names of the bounds in use; default all of them for rule lists, and those that pay with branchings otherwise.
     skip_trivial : leave out trees with a list step from a leaf that predicts 0 (zero-one loss alone). It makes the set smaller: all
         leaves below predict 0 as well, so such splits say nothing. The optimum stays. Default False.
     max_subproblems, max_nodes : limits on the search and on the table of all trees; beyond them SearchBudgetExceeded.
@@ -103,7 +106,7 @@ class FallingTreeSolver:
         omega: float = 1.0,
         min_leaf: int = 10,
         order: Literal["path", "depth"] | None = "path",
-        bounds: Iterable[str] = ALL_BOUNDS,
+        bounds: Iterable[str] | None = None,
         skip_trivial: bool = False,
         max_subproblems: int = 20_000_000,
         max_nodes: int = 50_000_000,
@@ -130,7 +133,8 @@ class FallingTreeSolver:
             raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {loss!r}")
         if order not in ORDERS:
             raise ValueError(f"order must be 'path', 'depth' or None, got {order!r}")
-        chosen = frozenset(bounds)
+        usual = ALL_BOUNDS if self.branching == 0 else WITH_BRANCHINGS
+        chosen = usual if bounds is None else frozenset(bounds)
         if chosen - ALL_BOUNDS:
             raise ValueError(
                 f"unknown bound {sorted(chosen - ALL_BOUNDS)[0]!r}; the bounds are {', '.join(sorted(ALL_BOUNDS))}"

@@ -53,8 +53,8 @@ paper = Paper(
             rule=(mean_within(-INFINITE, 0.5), every_value_within(-1e-12, 1e-12)),
             explanation=(
                 "For lists. With a branching the same bounds make the search expand more row sets, not fewer: what a subtree may cost and how risky "
-                "it may be differs from parent to parent, and a row set is expanded again when more is asked of it than before. Without bounds each "
-                "is expanded once, for all caps at a time."
+                "it may be differs from parent to parent, and a row set is expanded again when more is asked of it than before. Without them each "
+                "is expanded once, for all caps at a time, and so it is in the search as it is used with branchings."
             ),
         ),
         Claim(

@@ -254,7 +254,7 @@ def report(p: Params, metrics: Metrics, data: Path, train: Path, out: Path) -> N
             r.text(
                 f"With all bounds the search for lists expands {plus_minus(lists, 3)} of the subproblems. With one branching it expands {words}, "
                 f"{plus_minus(one, 2)} times as many: caps and budgets differ from parent to parent, and a row set that was solved under one of them "
-                "is expanded again when more is asked of it. `python -m benchmarks.falling_trees` measures what either costs in time."
+                "is expanded again when more is asked of it; the search as it is used leaves them out there. `python -m benchmarks.falling_trees` measures what either costs in time."
             )
         r.section("Data")
         r.table(

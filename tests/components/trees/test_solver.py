@@ -93,7 +93,7 @@ def test_optimum_and_set_are_those_of_plain_enumeration(problem, backend):
 def test_bounds_lose_nothing(problem, data):
     """Each subset of the bounds gives the same optimum and set."""
     X, y, options = problem
-    whole = FallingTreeSolver(X, y, **options)
+    whole = FallingTreeSolver(X, y, bounds=ALL_BOUNDS, **options)
     theta = whole.threshold(0.1) + 0.002
     chosen = data.draw(st.sets(st.sampled_from(sorted(ALL_BOUNDS))))
     some = FallingTreeSolver(X, y, bounds=chosen, **options)
@@ -110,6 +110,13 @@ def test_both_backends_do_the_same_work(problem):
     results = [(solver.optimum(), list(solver.enumerate(theta)), solver.frontier()) for solver in made]
     assert results[0] == results[1]
     assert made[0].stats == made[1].stats
+
+
+def test_bounds_that_are_in_use():
+    X, y = random_problem(2)
+    assert FallingTreeSolver(X, y, branching=0).bounds == ALL_BOUNDS
+    assert FallingTreeSolver(X, y, branching=1).bounds == FallingTreeSolver(X, y, branching=None).bounds < ALL_BOUNDS
+    assert FallingTreeSolver(X, y, bounds=()).bounds == frozenset()
 
 
 def test_frontier_answers_every_cap():
